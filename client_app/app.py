@@ -1,0 +1,62 @@
+"""The Flower ClientApp: enrolment, training and evaluation of one node."""
+
+from __future__ import annotations
+
+import time
+from logging import INFO
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.supercore import log
+
+from client_app.node import Node
+from fedrc_flwr import wire
+from fedrc_flwr.state import ClientState
+from fedrc_flwr.wire import Enrolment
+
+app = ClientApp()
+
+
+@app.query("enrol")
+def enrol(message: Message, context: Context) -> Message:
+    """Say who this client is."""
+    data = Node(context).data
+    enrolment = Enrolment(
+        name=data.name,
+        role=data.role,
+        samples=len(data.fit),
+        classes=data.classes,
+        concept=data.truth.concept,
+        style=data.truth.style,
+    )
+    return Message(wire.encode_enrolment(enrolment), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round on this client's samples."""
+    started = time.monotonic()
+    node = Node(context)
+    broadcast = wire.decode_broadcast(message.content, node.layout)
+    state = node.states.load(before_round=broadcast.round)
+    fresh = state is None
+    if state is None:
+        log(INFO, "%s: no earlier state, starting from uniform weights", node.data.name)
+        state = ClientState.start(broadcast.membership.clusters)
+    reply, state = node.algorithm.train(broadcast, state, node.runtime(broadcast.round))
+    reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
+    reply.metrics["seconds"] = time.monotonic() - started
+    answer = Message(wire.encode_reply(reply, broadcast), reply_to=message)
+    # Last, so that a round that fails on this client leaves its state as it was.
+    node.states.save(state)
+    return answer
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Accuracy of the broadcast models on this client's test part."""
+    node = Node(context)
+    broadcast = wire.decode_broadcast(message.content, node.layout)
+    state = node.states.load(before_round=broadcast.round + 1)
+    metrics = node.algorithm.evaluate(broadcast, state, node.runtime(broadcast.round))
+    return Message(wire.encode_metrics(metrics), reply_to=message)

@@ -1,0 +1,136 @@
+"""What one node keeps: data and models while the process lives, its state for longer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+
+from fedrc_flwr.algorithms import build_algorithm
+from fedrc_flwr.algorithms.base import ClientRuntime, ClusteredAlgorithm
+from fedrc_flwr.checkpoint import (
+    load_client_state,
+    pack_client,
+    save_client_state,
+    unpack_client,
+)
+from fedrc_flwr.config import RunConfig, Scalar
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.models import build_model
+from fedrc_flwr.state import ClientState
+from fedrc_flwr.training import ModelBank
+
+
+class Node:
+    """One client, put together from its run and node configuration."""
+
+    def __init__(self, context: Context) -> None:
+        self.config = _config(tuple(sorted(context.run_config.items())))
+        node_config = context.node_config
+        self.algorithm: ClusteredAlgorithm = build_algorithm(self.config)
+        self.data = _client_data(self.config, _whole_number(node_config, "partition-id"))
+        self.noise = _noise(node_config, self.config)
+        device = _device(str(node_config.get("device", self.config.device)))
+        self.bank = _bank(self.config, device)
+        self.layout = self.bank.units[0].fingerprint()
+        folder = str(node_config.get("state-dir", self.config.state_dir))
+        run = self.config.run_name or f"run-{context.run_id}"
+        path = Path(folder) / quote(run, safe="") / quote(self.data.name, safe="")
+        self.states = StateStore(context, path if folder else None)
+
+    def runtime(self, round_number: int) -> ClientRuntime:
+        """The client's half of a round; its batches follow from seed, round and name alone."""
+        name = zlib.crc32(self.data.name.encode())
+        return ClientRuntime(
+            config=self.config,
+            bank=self.bank,
+            fit=self.data.fit,
+            test=self.data.test,
+            classes=self.data.classes,
+            noise=self.noise,
+            rng=np.random.default_rng([self.config.seed, round_number, name]),
+        )
+
+
+class StateStore:
+    """A client's last two states, on disk where there is a directory, else in Flower's context."""
+
+    def __init__(self, context: Context, directory: Path | None) -> None:
+        self._records = context.state
+        self._directory = directory
+
+    def load(self, before_round: int) -> ClientState | None:
+        """The newest state from before a round."""
+        if self._directory is not None:
+            return load_client_state(self._directory, before_round)
+        states = [
+            unpack_client(
+                {k: a.numpy() for k, a in self._records.array_records[name].items()},
+                json.loads(str(config["about"])),
+            )
+            for name, config in self._records.config_records.items()
+            if name.startswith("state-")
+        ]
+        earlier = [state for state in states if state.round < before_round]
+        return max(earlier, key=lambda state: state.round, default=None)
+
+    def save(self, state: ClientState) -> None:
+        """Keep this state and the one before it."""
+        if self._directory is not None:
+            save_client_state(self._directory, state)
+            return
+        arrays, about = pack_client(state)
+        name = f"state-{state.round:06d}"
+        self._records[name] = ConfigRecord({"about": json.dumps(about)})
+        self._records[f"{name}-arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
+
+
+@lru_cache(maxsize=4)
+def _config(items: tuple[tuple[str, Scalar], ...]) -> RunConfig:
+    return load_config(dict(items))
+
+
+@lru_cache(maxsize=128)
+def _client_data(config: RunConfig, index: int) -> ClientData:
+    return scenario_of(config).client(index)
+
+
+@lru_cache(maxsize=2)
+def _bank(config: RunConfig, device: torch.device) -> ModelBank:
+    scenario = scenario_of(config)
+    models = [
+        build_model(config, scenario.input_shape, scenario.classes, seed=0)
+        for _ in range(config.clusters)
+    ]
+    return ModelBank(models, device, config.shared_body, config.mixed_precision)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device = {name!r}: expected auto, cpu, cuda or cuda:N") from None
+
+
+def _whole_number(node_config: dict[str, Scalar], name: str) -> int:
+    value = node_config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"node configuration: {name} = {value!r}, expected a whole number")
+    return value
+
+
+def _noise(node_config: dict[str, Scalar], config: RunConfig) -> float:
+    value = node_config.get("count-noise", config.count_noise)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigError(f"node configuration: count-noise = {value!r}, expected a number >= 0")
+    return float(value)

@@ -1,0 +1,19 @@
+"""The algorithms by name."""
+
+from __future__ import annotations
+
+from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.fedavg import FedAvg
+from fedrc_flwr.algorithms.fedem import FedEM
+from fedrc_flwr.algorithms.fedrc import FedRC
+from fedrc_flwr.algorithms.ifca import IFCA
+from fedrc_flwr.config import RunConfig
+
+ALGORITHMS: dict[str, type[ClusteredAlgorithm]] = {
+    cls.name: cls for cls in (FedRC, FedEM, IFCA, FedAvg)
+}
+
+
+def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
+    """The configured algorithm."""
+    return ALGORITHMS[config.algorithm](config)

@@ -1,0 +1,306 @@
+"""What clustered algorithms have in common: both halves of a round, with the E-step left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrc_flwr import adaptive, em, privacy
+from fedrc_flwr.adaptive import Adaptation
+from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.data.scenario import Split
+from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.layout import Vector, to_vector
+from fedrc_flwr.models import SplitModel
+from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
+from fedrc_flwr.training import (
+    LocalSettings,
+    ModelBank,
+    accuracy,
+    log_probabilities,
+    losses_of,
+    mix,
+    train,
+)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to a client, in training and in evaluation."""
+
+    round: int
+    membership: Membership
+    models: list[Vector]
+    body: Vector | None
+    label_prior: Floats
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sends back after training.
+
+    Parameters
+    ----------
+    deltas : update of each cluster by position; -1 is the shared body; absent means zero
+    label_counts : (K, C), noisy where the client adds noise
+    cross_losses : (K, K), sums over samples of responsibility for a times loss of b, or None
+    """
+
+    samples: int
+    deltas: dict[int, Vector]
+    label_counts: Floats
+    cross_losses: Floats | None
+    noise: float
+    releases: int
+    metrics: dict[str, float]
+
+
+@dataclass
+class ClientRuntime:
+    """A client's samples on its device, and what it computes with."""
+
+    config: RunConfig
+    bank: ModelBank
+    fit: Split
+    test: Split
+    classes: int
+    noise: float
+    rng: np.random.Generator
+    noise_rng: np.random.Generator = field(default_factory=privacy.secret_generator)
+
+    def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Inputs and labels on the device."""
+        device = self.bank.device
+        return torch.from_numpy(split.inputs).to(device), torch.from_numpy(split.labels).to(device)
+
+
+@dataclass
+class RoundResult:
+    """The replies of one round, summed as they arrive."""
+
+    sums: UpdateSums
+    records: dict[str, ClientRecord] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What the server notes of a finished round."""
+
+    movement: float
+    adaptation: Adaptation
+
+
+class ClusteredAlgorithm:
+    """An algorithm that keeps K models on the server and weighs every client between them."""
+
+    name: ClassVar[str]
+    #: Whether a client that sends no update of a cluster counts as one that left it unchanged.
+    absent_is_zero: ClassVar[bool] = True
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    # --- the part in which algorithms differ -----------------------------------------------------
+
+    def expectation(
+        self, losses: Floats, labels: Labels, broadcast: Broadcast, state: ClientState
+    ) -> tuple[Floats, ClientState]:
+        """Responsibilities (N, K) for the M-step and the counts, and the client's next state."""
+        raise NotImplementedError
+
+    def assign(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
+        """Mixture weights of a client that never trained, from its labelled samples."""
+        raise NotImplementedError
+
+    # --- client half -----------------------------------------------------------------------------
+
+    def train(
+        self, broadcast: Broadcast, state: ClientState, client: ClientRuntime
+    ) -> tuple[Reply, ClientState]:
+        """One round on one client: E-step, counts, local training."""
+        config, clusters = self.config, len(broadcast.membership.clusters)
+        state = state.moved_to(broadcast.membership)
+        client.bank.load(broadcast.models, broadcast.body)
+        inputs, labels = client.tensors(client.fit)
+        log_probs = log_probabilities(client.bank, inputs, clusters)
+        losses = losses_of(log_probs, labels)
+        responsibilities, state = self.expectation(losses, client.fit.labels, broadcast, state)
+        state = replace(state, round=broadcast.round)
+        weights_for_training = responsibilities
+        if config.clustering == "hard-train":
+            weights_for_training = em.harden(responsibilities)
+        active = [
+            k for k in range(clusters) if weights_for_training[:, k].max() >= config.skip_below
+        ]
+        deltas = train(
+            client.bank,
+            inputs,
+            labels,
+            weights_for_training,
+            active,
+            local_settings(config),
+            client.rng,
+        )
+        updates = dict(deltas.clusters)
+        if deltas.body is not None:
+            updates[BODY] = deltas.body
+        counts, table, state = self._statistics(responsibilities, losses, client, state)
+        metrics = {
+            "loss": float((responsibilities * losses).sum(axis=1).mean()),
+            "accuracy": accuracy(mix(log_probs, state.mixture_weights), labels),
+        }
+        reply = Reply(
+            samples=len(client.fit),
+            deltas=updates,
+            label_counts=counts,
+            cross_losses=table,
+            noise=client.noise,
+            releases=state.releases,
+            metrics=metrics,
+        )
+        return reply, state
+
+    def _statistics(
+        self, responsibilities: Floats, losses: Floats, client: ClientRuntime, state: ClientState
+    ) -> tuple[Floats, Floats | None, ClientState]:
+        """The counts, and the loss table where merging is on, as they leave the client."""
+        config = self.config
+        released = 0
+
+        def release(values: Floats) -> Floats:
+            nonlocal released
+            released += client.noise > 0
+            return privacy.release(values, config.count_clip, client.noise, client.noise_rng)
+
+        counts = release(em.count_labels(responsibilities, client.fit.labels, client.classes))
+        table = release(responsibilities.T @ losses) if config.merge else None
+        return counts, table, replace(state, releases=state.releases + released)
+
+    def evaluate(
+        self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
+    ) -> dict[str, float]:
+        """Accuracy and loss on the test part; without a state, weights come from the fit part."""
+        clusters = len(broadcast.membership.clusters)
+        client.bank.load(broadcast.models, broadcast.body)
+        if state is None:
+            inputs, labels = client.tensors(client.fit)
+            losses = losses_of(log_probabilities(client.bank, inputs, clusters), labels)
+            weights = self.assign(losses, client.fit.labels, broadcast)
+        else:
+            weights = state.moved_to(broadcast.membership).mixture_weights
+        metrics = self._judge(client, weights, "")
+        metrics["cluster"] = float(broadcast.membership.clusters[int(weights.argmax())])
+        if self.config.fine_tune:
+            self._fine_tune(client, weights)
+            metrics |= self._judge(client, weights, "fine_tuned_")
+        return metrics
+
+    def _judge(self, client: ClientRuntime, weights: Floats, prefix: str) -> dict[str, float]:
+        if not len(client.test):
+            return {"samples": 0.0}
+        inputs, labels = client.tensors(client.test)
+        probabilities = mix(
+            log_probabilities(client.bank, inputs, len(weights)),
+            weights,
+            hard=self.config.clustering != "soft",
+        )
+        right = probabilities.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()
+        return {
+            "samples": float(len(client.test)),
+            f"{prefix}accuracy": accuracy(probabilities, labels),
+            f"{prefix}loss": float(-right),
+        }
+
+    def _fine_tune(self, client: ClientRuntime, weights: Floats) -> None:
+        """FedRC-FT: one local epoch of every cluster, weighed by the client's mixture weights."""
+        inputs, labels = client.tensors(client.fit)
+        everyone = np.repeat(weights[None, :], len(client.fit), axis=0)
+        active = [int(k) for k in np.flatnonzero(weights >= self.config.skip_below)]
+        settings = replace(local_settings(self.config), epochs=1)
+        train(client.bank, inputs, labels, everyone, active, settings, client.rng)
+
+    # --- server half -----------------------------------------------------------------------------
+
+    def initial_state(self, models: list[SplitModel]) -> ServerState:
+        """K models with different initial values, nobody enrolled."""
+        clusters = tuple(range(len(models)))
+        shared = self.config.shared_body
+        return ServerState(
+            round=0,
+            membership=Membership(clusters),
+            models={
+                c: to_vector(m.head if shared else m) for c, m in zip(clusters, models, strict=True)
+            },
+            body=to_vector(models[0].body) if shared else None,
+            clients={},
+        )
+
+    def exponent(self, round_number: int) -> float:
+        """The E-step's exponent in this round."""
+        config = self.config
+        return em.annealing_exponent(round_number, config.annealing_rounds, config.annealing_start)
+
+    def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
+        """What goes out for a round."""
+        return Broadcast(
+            round=round_number,
+            membership=state.membership,
+            models=[state.models[c] for c in state.clusters],
+            body=state.body,
+            label_prior=state.label_prior(self.config.prior_floor, classes),
+            exponent=self.exponent(round_number),
+        )
+
+    def begin_round(self) -> RoundResult:
+        """An empty sum for the round's replies."""
+        return RoundResult(UpdateSums(self.absent_is_zero))
+
+    def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
+        """Fold one client's reply into the round's sums."""
+        deltas = {
+            BODY if k == BODY else state.clusters[k]: delta for k, delta in reply.deltas.items()
+        }
+        result.sums.add(deltas, reply.samples)
+        record = state.clients[name]
+        result.records[name] = replace(
+            record,
+            samples=reply.samples,
+            label_counts=reply.label_counts,
+            cross_losses=reply.cross_losses,
+            noise=reply.noise,
+            releases=max(reply.releases, record.releases),
+        )
+        result.metrics[name] = reply.metrics
+
+    def end_round(
+        self, state: ServerState, result: RoundResult, round_number: int
+    ) -> tuple[ServerState, RoundReport]:
+        """The next state: models moved, counts remembered, clusters removed or merged."""
+        after = apply_updates(state, result.sums.means(), self.config)
+        after = replace(after, round=round_number, clients={**state.clients, **result.records})
+        moved, expected = adaptive.movement(state, after, sorted(result.records))
+        after = adaptive.count_quiet_rounds(
+            after, moved, expected, self.exponent(round_number), self.config
+        )
+        after, adaptation = adaptive.adapt(after, self.config)
+        return after, RoundReport(moved, adaptation)
+
+
+def local_settings(config: RunConfig) -> LocalSettings:
+    """The local training that a configuration asks for."""
+    return LocalSettings(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        prox_mu=config.prox_mu,
+        decorr_beta=config.decorr_beta,
+    )

@@ -1,0 +1,244 @@
+"""Server checkpoints and client states on disk: one safetensors file each, written atomically.
+
+The numbers are tensors; everything else is JSON in the file's metadata. Nothing is pickled, so
+reading a file that somebody else wrote runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedrc_flwr.em import AdamMoments
+from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
+
+SCHEMA = 1
+Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A server state, and what is needed to use its models: configuration and shapes."""
+
+    state: ServerState
+    config: dict[str, Any]
+    input_shape: tuple[int, ...]
+    classes: int
+    layout: str
+
+
+def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write ``round-NNNNNN.safetensors`` and delete all but the newest ``keep`` files."""
+    arrays, about = _pack_server(checkpoint)
+    path = _round_path(directory, checkpoint.state.round)
+    write_atomically(path, arrays, about)
+    _prune(directory, keep)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint, or say what is wrong with it."""
+    arrays, about = read_file(path)
+    return _unpacked(path, lambda: _unpack_server(arrays, about))
+
+
+def latest_checkpoint(directory: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest readable checkpoint, and a message for each newer one that is not readable."""
+    problems: list[str] = []
+    for path in _newest_first(directory):
+        try:
+            return load_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    raise CheckpointError(
+        f"no readable checkpoint in {directory}" + "".join(f"; {problem}" for problem in problems)
+    )
+
+
+def save_client_state(directory: Path, state: ClientState) -> None:
+    """Write a client's state after a round; the one before it is kept too.
+
+    A round that the server repeats must find the state from before it, see
+    ``load_client_state``.
+    """
+    arrays, about = pack_client(state)
+    write_atomically(_round_path(directory, state.round), arrays, about)
+    _prune(directory, 2)
+
+
+def load_client_state(directory: Path, before_round: int) -> ClientState | None:
+    """The newest state from before a round, or None where there is none.
+
+    The server may repeat a round: after a crash, or when too few clients replied. The E-step of the
+    repetition then starts from the same weights as the first try did.
+    """
+    for path in _newest_first(directory):
+        if _round_of(path) < before_round:
+            arrays, about = read_file(path)
+            return _unpacked(path, lambda a=arrays, b=about: unpack_client(a, b))  # type: ignore[misc]
+    return None
+
+
+def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
+    """A client state as arrays and JSON."""
+    arrays: Arrays = {"mixture_weights": state.mixture_weights}
+    if state.moments is not None:
+        arrays["responsibilities"] = state.moments.responsibilities
+        arrays["first"] = state.moments.first
+        arrays["second"] = state.moments.second
+    about = {"round": state.round, "clusters": list(state.clusters), "releases": state.releases}
+    return arrays, about
+
+
+def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
+    """The inverse of ``pack_client``."""
+    moments = None
+    if "responsibilities" in arrays:
+        moments = AdamMoments(arrays["responsibilities"], arrays["first"], arrays["second"])
+    return ClientState(
+        round=int(about["round"]),
+        clusters=tuple(about["clusters"]),
+        mixture_weights=arrays["mixture_weights"],
+        moments=moments,
+        releases=int(about["releases"]),
+    )
+
+
+def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
+    """Write beside, flush to the disk, rename: a reader sees the old file or the new one."""
+    metadata = {"fedrc": json.dumps({"schema": SCHEMA, **about})}
+    content = save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, metadata=metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and JSON of a file that ``write_atomically`` wrote."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {}).get("fedrc", "null"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: torn or not a checkpoint ({error})") from None
+    if not isinstance(about, dict):
+        raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
+    if about.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{path}: schema {about.get('schema')}, but this version reads schema {SCHEMA}"
+        )
+    return arrays, about
+
+
+def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
+    state = checkpoint.state
+    arrays: Arrays = {f"model/{c}": vector for c, vector in state.models.items()}
+    if state.body is not None:
+        arrays["body"] = state.body
+    for slot, vectors in state.optimizer.items():
+        arrays |= {f"optimizer/{slot}/{c}": vector for c, vector in vectors.items()}
+    clients = []
+    for index, (name, record) in enumerate(sorted(state.clients.items())):
+        if record.label_counts is not None:
+            arrays[f"label_counts/{index}"] = record.label_counts
+        if record.cross_losses is not None:
+            arrays[f"cross_losses/{index}"] = record.cross_losses
+        clients.append(
+            {
+                "name": name,
+                "role": record.role,
+                "samples": record.samples,
+                "noise": record.noise,
+                "releases": record.releases,
+                "concept": record.concept,
+                "style": record.style,
+            }
+        )
+    about = {
+        "round": state.round,
+        "clusters": list(state.clusters),
+        "merged": sorted(state.membership.merged.items()),
+        "optimizer_steps": state.optimizer_steps,
+        "quiet_rounds": state.quiet_rounds,
+        "clients": clients,
+        "config": checkpoint.config,
+        "input_shape": list(checkpoint.input_shape),
+        "classes": checkpoint.classes,
+        "layout": checkpoint.layout,
+    }
+    return arrays, about
+
+
+def _unpack_server(arrays: Arrays, about: dict[str, Any]) -> Checkpoint:
+    clusters = tuple(int(c) for c in about["clusters"])
+    optimizer: dict[str, dict[int, np.ndarray]] = {}
+    for name, vector in arrays.items():
+        if name.startswith("optimizer/"):
+            _, slot, cluster = name.split("/")
+            optimizer.setdefault(slot, {})[int(cluster)] = vector
+    clients = {}
+    for index, entry in enumerate(about["clients"]):
+        name = entry.pop("name")
+        clients[name] = ClientRecord(
+            **entry,
+            label_counts=arrays.get(f"label_counts/{index}"),
+            cross_losses=arrays.get(f"cross_losses/{index}"),
+        )
+    state = ServerState(
+        round=int(about["round"]),
+        membership=Membership(clusters, {int(a): int(b) for a, b in about["merged"]}),
+        models={c: arrays[f"model/{c}"] for c in clusters},
+        body=arrays.get("body"),
+        clients=clients,
+        optimizer=optimizer,
+        optimizer_steps=int(about["optimizer_steps"]),
+        quiet_rounds=int(about["quiet_rounds"]),
+    )
+    return Checkpoint(
+        state, about["config"], tuple(about["input_shape"]), int(about["classes"]), about["layout"]
+    )
+
+
+def _unpacked(path: Path, unpack: Callable[[], T]) -> T:
+    try:
+        return unpack()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: incomplete or of another kind ({error!r})") from None
+
+
+def _round_path(directory: Path, round_number: int) -> Path:
+    return directory / f"round-{round_number:06d}.safetensors"
+
+
+def _round_of(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
+
+
+def _newest_first(directory: Path) -> Iterator[Path]:
+    yield from sorted(directory.glob("round-[0-9]*.safetensors"), key=_round_of, reverse=True)
+
+
+def _prune(directory: Path, keep: int) -> None:
+    for path in list(_newest_first(directory))[keep:]:
+        path.unlink(missing_ok=True)

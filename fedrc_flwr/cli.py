@@ -1,0 +1,101 @@
+"""The ``fedrc`` command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
+from fedrc_flwr.errors import ConfigError, FedRCError
+
+app = typer.Typer(
+    help="Robust clustered federated learning on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+FAILED, MISUSED = 1, 2
+
+
+@app.callback()
+def _main() -> None:
+    """Robust clustered federated learning on Flower."""
+
+
+@app.command()
+def config() -> None:
+    """Print all run-configuration keys with defaults and ranges, as Markdown."""
+    typer.echo(describe_keys(), nl=False)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        str | None,
+        typer.Option(help=f"Name ({', '.join(scenario_names())}) or path of a scenario file."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for this run's results; must be a new one.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output after its last round.")
+    ] = False,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="Virtual clients that compute at once.")
+    ] = None,
+) -> None:
+    """Run a federation of virtual clients on this machine, through Flower's simulation engine."""
+    from fedrc_flwr.report.terminal import Terminal, summary_lines
+    from fedrc_flwr.simulation import simulate as run
+
+    try:
+        given = _settings(scenario, settings or [], output, resume)
+        checked = load_config(given)
+        directory = output or Path("outputs") / (
+            f"{Path(checked.scenario).stem}-{checked.algorithm}-seed{checked.seed}-"
+            + time.strftime("%Y%m%d-%H%M%S")
+        )
+        with Terminal(checked.rounds) as terminal:
+            outcome = run(given, directory, terminal.show, cpus=cpus)
+    except FedRCError as error:
+        typer.echo(f"fedrc: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    if not outcome.completed:
+        typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
+        if (directory / "checkpoints").is_dir():
+            typer.echo(f"to go on: fedrc simulate --output {directory} --resume", err=True)
+        raise typer.Exit(FAILED)
+    for line in summary_lines(outcome.summary, directory.resolve()):
+        typer.echo(line)
+
+
+def _settings(
+    scenario: str | None, settings: list[str], output: Path | None, resume: bool
+) -> dict[str, Any]:
+    """The run-config keys that the command line asks for."""
+    given: dict[str, Any] = {}
+    if resume:
+        if output is None:
+            raise ConfigError("--resume needs --output, the directory of the run to go on with")
+        try:
+            given = json.loads((output / "config.json").read_text("utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise ConfigError(f"{output} holds no run to resume: {error}") from None
+        given["resume"] = True
+    elif output is not None and output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output} is not empty: give a new directory, or --resume its run")
+    if scenario is not None:
+        path = Path(scenario)
+        given["scenario"] = str(path.resolve()) if path.suffix in (".yaml", ".yml") else scenario
+    return given | dict(parse_setting(text) for text in settings)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Datasets and the shifts that make a federation of them."""

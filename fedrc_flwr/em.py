@@ -1,0 +1,186 @@
+"""The expectation half of FedRC, as functions on arrays.
+
+Symbols of the paper, spelled out: ``responsibilities`` (gamma, N x K), ``mixture_weights``
+(omega, K), ``label_prior`` (C_{y,k}, K x C), ``label_counts`` (K x C), ``losses`` (f, N x K). All
+arrays are float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+def e_step(
+    losses: Floats,
+    mixture_weights: Floats,
+    label_prior: Floats | None,
+    labels: Labels,
+    exponent: float = 1.0,
+) -> Floats:
+    """Responsibilities of the clusters for each sample (eq. "update gamma").
+
+    ``responsibilities[j, k]`` is proportional to
+    ``(mixture_weights[k] * exp(-losses[j, k]) / label_prior[k, labels[j]]) ** exponent``.
+
+    Parameters
+    ----------
+    losses : (N, K), the cross entropy of every model on every sample
+    mixture_weights : (K,), zeros allowed as long as one is positive
+    label_prior : (K, C), strictly positive, or None for an E-step without it (FedEM)
+    labels : (N,)
+    exponent : the inverse temperature of the annealed E-step; 1 is the paper's
+
+    Returns
+    -------
+    (N, K), rows sum to one
+    """
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(mixture_weights)
+    scores = log_weights[None, :] - losses
+    if label_prior is not None:
+        scores = scores - np.log(label_prior).T[labels]
+    scores = exponent * scores
+    scores = scores - scores.max(axis=1, keepdims=True)
+    unnormalised = np.exp(scores)
+    return np.asarray(unnormalised / unnormalised.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def harden(responsibilities: Floats) -> Floats:
+    """All of a client's samples to its one likeliest cluster (TrHC); the first of equals wins."""
+    hard = np.zeros_like(responsibilities)
+    hard[:, responsibilities.mean(axis=0).argmax()] = 1.0
+    return hard
+
+
+def update_mixture_weights(responsibilities: Floats) -> Floats:
+    """Mean responsibility of each cluster over a client's samples (eq. "update gamma")."""
+    return np.asarray(responsibilities.mean(axis=0), dtype=np.float64)
+
+
+def count_labels(responsibilities: Floats, labels: Labels, classes: int) -> Floats:
+    """``label_counts[k, y]``: the responsibility that cluster k takes for samples of label y."""
+    counts = np.zeros((classes, responsibilities.shape[1]))
+    np.add.at(counts, labels, responsibilities)
+    return counts.T.copy()
+
+
+def normalise_label_prior(label_counts: Floats, floor: float) -> Floats:
+    """The share of each label in each cluster, C_{y,k}.
+
+    Counts that noise made negative, and labels that a cluster never saw, are lifted to ``floor``
+    samples, so that the E-step's logarithm stays finite and one unseen label cannot outweigh
+    everything that the models say.
+    """
+    lifted = np.maximum(label_counts, floor)
+    return np.asarray(lifted / lifted.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def uniform_prior(clusters: int, classes: int) -> Floats:
+    """The prior of the first round, which favours nobody."""
+    return np.full((clusters, classes), 1.0 / classes)
+
+
+@dataclass(frozen=True)
+class AdamMoments:
+    """What the Adam variant of the E-step remembers of each sample, all (N, K)."""
+
+    responsibilities: Floats
+    first: Floats
+    second: Floats
+
+    @classmethod
+    def start(cls, samples: int, clusters: int) -> AdamMoments:
+        """Uniform responsibilities and empty moments, as before the first round."""
+        zeros = np.zeros((samples, clusters))
+        return cls(np.full((samples, clusters), 1.0 / clusters), zeros, zeros.copy())
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """Hyper-parameters of the Adam variant; the defaults are the paper's."""
+
+    step: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+
+
+def adam_e_step(proposal: Floats, moments: AdamMoments, settings: AdamSettings) -> AdamMoments:
+    """One step of FedRC-Adam from last round's responsibilities towards ``proposal``.
+
+    The bias correction is the paper's: by ``1 - beta``, not by ``1 - beta ** t``. A sample all of
+    whose clusters were clipped to zero takes the proposal itself.
+    """
+    gradient = moments.responsibilities - proposal
+    first = (1 - settings.beta1) * gradient + settings.beta1 * moments.first
+    second = (1 - settings.beta2) * gradient**2 + settings.beta2 * moments.second
+    scaled = (first / (1 - settings.beta1)) / (
+        np.sqrt(second / (1 - settings.beta2)) + settings.epsilon
+    )
+    stepped = np.maximum(moments.responsibilities - settings.step * scaled, 0.0)
+    totals = stepped.sum(axis=1, keepdims=True)
+    stepped = np.where(totals > 0, stepped / np.where(totals > 0, totals, 1.0), proposal)
+    return AdamMoments(stepped, first, second)
+
+
+def annealing_exponent(round_number: int, rounds: int, start: float) -> float:
+    """The E-step's exponent in round 1, 2, ...: from ``start`` geometrically to 1 after ``rounds``.
+
+    Equal ratios, because it is the order of magnitude of the exponent that decides at which round
+    a difference between two clusters begins to grow.
+    """
+    if rounds <= 0 or round_number > rounds:
+        return 1.0
+    return float(start ** (1.0 - (round_number - 1) / rounds))
+
+
+def regroup(columns: Floats, mapping: NDArray[np.int64], clusters: int, axis: int) -> Floats:
+    """Carry values per old cluster over to the clusters that are left.
+
+    ``mapping[old]`` is the position of the cluster that old became part of, or -1 where it was
+    removed. Values of merged clusters are added; those of removed ones are dropped.
+    """
+    moved = np.moveaxis(columns, axis, 0)
+    result = np.zeros((clusters, *moved.shape[1:]))
+    kept = mapping >= 0
+    np.add.at(result, mapping[kept], moved[kept])
+    return np.moveaxis(result, 0, axis)
+
+
+def renormalise(values: Floats, axis: int, total: Floats | float = 1.0) -> Floats:
+    """Scale ``values`` to sum to ``total`` along ``axis``; spread evenly where all is zero."""
+    sums = values.sum(axis=axis, keepdims=True)
+    even = np.ones_like(values) / values.shape[axis]
+    shares = np.where(sums > 0, values / np.where(sums > 0, sums, 1.0), even)
+    return np.asarray(shares * total, dtype=np.float64)
+
+
+def mean_movement(before: Floats, after: Floats, samples: Floats) -> float:
+    """How much mixture weights moved: total variation per client, averaged by samples.
+
+    ``before`` and ``after`` are (clients, K); 0 is no change, 1 is that every sample changed hands.
+    """
+    distance = 0.5 * np.abs(after - before).sum(axis=1)
+    return float(np.average(distance, weights=samples))
+
+
+def find_same(cross_losses: Floats, tolerance: float) -> tuple[int, int] | None:
+    """The pair of clusters that serve each other's samples best, where both do so well enough.
+
+    ``cross_losses[a, b]`` is the mean loss of model b on the samples that belong to a. A pair
+    qualifies where each side loses at most ``tolerance`` nats a sample by using the other's model.
+    """
+    own = np.diag(cross_losses)
+    excess = cross_losses - own[:, None]
+    worse = np.maximum(excess, excess.T)
+    worse[np.tril_indices(len(own))] = np.inf
+    if not len(own) or np.isnan(worse).any() or worse.min() > tolerance:
+        return None
+    first, second = np.unravel_index(int(worse.argmin()), worse.shape)
+    return int(first), int(second)

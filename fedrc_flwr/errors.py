@@ -1,0 +1,27 @@
+"""Every error that this package raises on purpose."""
+
+from __future__ import annotations
+
+
+class FedRCError(Exception):
+    """Base of all errors below: the message says what is wrong and what to do next."""
+
+
+class ConfigError(FedRCError):
+    """A configuration key is unknown, of the wrong type, or out of range."""
+
+
+class DataError(FedRCError):
+    """A dataset or a client's share of it cannot be used."""
+
+
+class CheckpointError(FedRCError):
+    """A checkpoint is missing, torn, or does not fit this run."""
+
+
+class WireError(FedRCError):
+    """A message does not follow the schema: wrong version, shape, or value."""
+
+
+class RunError(FedRCError):
+    """The run cannot go on: too few clients, or too few good replies."""

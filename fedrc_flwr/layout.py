@@ -1,0 +1,63 @@
+"""A network as one flat vector, so that it travels, is summed and is stepped in one piece."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Vector = NDArray[np.float32]
+
+
+class FlatModule:
+    """A module whose parameters and floating-point buffers are views of one vector.
+
+    Parameters come first, so that ``gradient`` lines up with the vector's head. Integer buffers
+    (BatchNorm's counter) stay where they are: they never travel and are never averaged.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device=device, dtype=torch.float32)
+        parameters = list(module.named_parameters())
+        buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        entries = [(name, tensor.detach()) for name, tensor in parameters + buffers]
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in entries}
+        self.vector = (
+            torch.cat([tensor.reshape(-1) for _, tensor in entries])
+            if entries
+            else torch.zeros(0, device=device)
+        )
+        self.parameter_count = sum(p.numel() for _, p in parameters)
+        self.gradient = torch.zeros(self.parameter_count, device=device)
+        views = torch.split(self.vector, [tensor.numel() for _, tensor in entries])
+        gradients = torch.split(self.gradient, [p.numel() for _, p in parameters])
+        for (_, parameter), view, gradient in zip(parameters, views, gradients, strict=False):
+            parameter.data = view.view_as(parameter)
+            parameter.grad = gradient.view_as(parameter)
+        for (name, buffer), view in zip(buffers, views[len(parameters) :], strict=True):
+            owner, _, attribute = name.rpartition(".")
+            module.get_submodule(owner)._buffers[attribute] = view.view_as(buffer)
+
+    @property
+    def trainable(self) -> Tensor:
+        """The parameters' part of the vector."""
+        return self.vector[: self.parameter_count]
+
+    def load(self, vector: Vector) -> None:
+        """Take over another vector of the same layout."""
+        self.vector.copy_(torch.from_numpy(vector))
+
+    def fingerprint(self) -> str:
+        """A short name of this layout; two modules with the same one can exchange vectors."""
+        return hashlib.sha256(repr(self.shapes).encode()).hexdigest()[:16]
+
+
+def to_vector(module: nn.Module) -> Vector:
+    """A copy of a module's parameters and floating-point buffers, in the order of FlatModule."""
+    tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+    if not tensors:
+        return np.zeros(0, dtype=np.float32)
+    return torch.cat([t.detach().float().reshape(-1) for t in tensors]).cpu().numpy()

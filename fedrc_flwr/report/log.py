@@ -1,0 +1,88 @@
+"""A run's outputs on disk: metrics as JSON lines, the configuration, the summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
+
+
+class MetricsLog:
+    """Appends one JSON object a line; a torn last line, left by a crash, is cut off on opening."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / METRICS
+
+    def append(self, event: Event) -> None:
+        """Add an event; it is on its way to the disk when this returns."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
+
+    def rewind(self, round_number: int) -> None:
+        """Forget what was noted of rounds after ``round_number``: a resumed run does them anew."""
+        events = [e for e in read_events(self._path) if e.get("round", 0) <= round_number]
+        beside = self._path.with_suffix(".tmp")
+        beside.write_text("".join(json.dumps(e) + "\n" for e in events), encoding="utf-8")
+        os.replace(beside, self._path)
+
+
+def read_events(path: Path) -> list[Event]:
+    """All whole lines of a metrics file; a torn one is skipped."""
+    events: list[Event] = []
+    if not path.exists():
+        return events
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def write_json(path: Path, content: Event) -> None:
+    """Write a JSON file in one piece."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", "utf-8")
+    os.replace(beside, path)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class MetricsTail:
+    """Reads a metrics file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # What an earlier run under this name wrote has been shown by then.
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[Event]:
+        """The whole lines that were added since the last call."""
+        if not self._path.exists():
+            return []
+        if self._path.stat().st_size < self._position:
+            self._position = self._path.stat().st_size  # rewound by a resumed run
+        with open(self._path, "rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]

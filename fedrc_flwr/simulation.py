@@ -1,0 +1,326 @@
+"""Running the app in local simulation, from start to a clean end.
+
+``flwr run`` alone leaves a SuperLink behind, installs the app's dependencies anew and exits with 0
+when the run failed. This starts a private SuperLink on a free port with a home of its own, submits
+the app through the same ``flwr run``, finds out how the run really ended, and stops all it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedrc_flwr.config import RunConfig, Scalar
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, write_json
+
+CONNECTION = "fedrc"
+MARK = "FEDRC_SIMULATION"
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulation ended."""
+
+    completed: bool
+    summary: dict[str, Any]
+    reason: str
+
+
+def simulate(
+    settings: Mapping[str, Any],
+    directory: Path,
+    on_event: Callable[[Event], None],
+    app: Path | None = None,
+    cpus: int | None = None,
+) -> Outcome:
+    """Run a configuration in simulation with its results in ``directory``.
+
+    Parameters
+    ----------
+    settings : run-config keys, as the user set them
+    on_event : called with each line of the run's metrics as it is written
+    app : the Flower app's directory; None for this package
+    cpus : virtual clients that compute at once; None for one per core
+    """
+    directory = directory.resolve()
+    settings = {
+        **settings,
+        "output-dir": str(directory.parent),
+        "run-name": directory.name,
+        "state-dir": str(directory / "clients"),
+    }
+    config = load_config(settings)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / SUMMARY).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fedrc-") as home:
+        simulation = _Simulation(Path(home), directory)
+        try:
+            simulation.start()
+            simulation.submit(settings, config, app or find_app(Path(home)), cpus)
+            simulation.follow(on_event)
+            return simulation.outcome()
+        except KeyboardInterrupt:
+            return simulation.failed("stopped", "stopped by the user")
+        except RunError as error:
+            return simulation.failed("failed", str(error))
+        finally:
+            simulation.stop()
+
+
+def find_app(scratch: Path) -> Path:
+    """The Flower app's directory: the source tree, or a copy of the installed package."""
+    package = Path(__file__).resolve().parent
+    if (package.parent / "pyproject.toml").exists():
+        return package.parent
+    target = scratch / "app"
+    shutil.copytree(package / "app", target)
+    for name in ("fedrc_flwr", "server_app", "client_app"):
+        shutil.copytree(package.parent / name, target / name)
+    return target
+
+
+class _Simulation:
+    def __init__(self, home: Path, directory: Path) -> None:
+        self._home = home
+        self._directory = directory
+        self._log = directory / "superlink.log"
+        self._port = _free_port()
+        self._mark = uuid.uuid4().hex
+        self._superlink: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Process | None = None
+        self._run_id = ""
+        self._environment = {
+            **os.environ,
+            MARK: self._mark,
+            # Flower starts its parts by name.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(home / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(home),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def start(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        (self._home / "flwr").mkdir()
+        (self._home / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self._port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        command = [_program("flower-superlink"), "--simulation", "--insecure", "--host",
+                   "127.0.0.1", "--port", str(self._port)]  # fmt: skip
+        with open(self._log, "wb") as log:
+            self._superlink = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._directory,
+                env=self._environment, start_new_session=True,
+            )  # fmt: skip
+        ends = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._superlink.poll() is not None:
+                raise RunError(f"the SuperLink ended at once: {self._last_words()}")
+            if time.monotonic() > ends:
+                raise RunError(f"the SuperLink did not answer within {START_SECONDS:.0f} seconds")
+            time.sleep(0.1)
+
+    def submit(
+        self, settings: Mapping[str, Any], config: RunConfig, app: Path, cpus: int | None
+    ) -> None:
+        """Hand the app in through ``flwr run``."""
+        overrides = self._home / "run-config.toml"
+        overrides.write_text(
+            "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()), "utf-8"
+        )
+        federation = _federation_config(len(scenario_of(config)), cpus)
+        answer = self._flwr(
+            "run", str(app), CONNECTION, "--run-config", str(overrides),
+            "--federation-config", federation,
+        )  # fmt: skip
+        if not answer.get("success"):
+            raise RunError(f"flwr run refused the app: {answer.get('error-message', answer)}")
+        self._run_id = str(answer["run-id"])
+
+    def follow(self, on_event: Callable[[Event], None]) -> None:
+        """Pass the run's metrics on as they are written, until its process has ended."""
+        tail = MetricsTail(self._directory / METRICS)
+        appeared = False
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            running = self._runs()
+            appeared = appeared or running
+            for event in tail.read():
+                on_event(event)
+            if (self._directory / SUMMARY).exists() or (appeared and not running):
+                for event in tail.read():
+                    on_event(event)
+                return
+            if not appeared and time.monotonic() > ends:
+                raise RunError(f"the run did not start: {self._last_words()}")
+            time.sleep(0.2)
+
+    def outcome(self) -> Outcome:
+        """What Flower and the run itself say of the end; both must say it went well."""
+        ends = time.monotonic() + START_SECONDS
+        status = ""
+        while not status.startswith("finished") and time.monotonic() < ends:
+            runs = self._flwr("list", CONNECTION, "--run-id", self._run_id).get("runs") or [{}]
+            status = str(runs[0].get("status", ""))
+        path = self._directory / SUMMARY
+        summary = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if status == "finished:completed" and summary.get("status") == "completed":
+            return Outcome(True, summary, "")
+        reason = summary.get("reason") or f"Flower reports {status!r}: {self._last_words()}"
+        return self.failed("failed", reason)
+
+    def failed(self, status: str, reason: str) -> Outcome:
+        """An outcome with a summary that says so, also where the run could not write one."""
+        path = self._directory / SUMMARY
+        summary = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        summary = {**summary, "status": status, "reason": reason}
+        write_json(path, summary)
+        return Outcome(False, summary, f"{reason}\nlog: {self._log}")
+
+    def stop(self) -> None:
+        """End everything that bears this simulation's mark, gently first."""
+        if self._superlink is not None and self._superlink.poll() is None:
+            self._superlink.send_signal(signal.SIGTERM)
+        ends = time.monotonic() + STOP_SECONDS
+        while (left := self._marked()) and time.monotonic() < ends:
+            time.sleep(0.1)
+        for process in left:
+            _kill(process)
+        psutil.wait_procs(left, timeout=STOP_SECONDS)
+        if self._superlink is not None:
+            self._superlink.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._port}/health", timeout=2
+            ) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _runs(self) -> bool:
+        """Whether the process of the run (ServerApp and simulation engine) is there."""
+        if self._superlink is None or self._superlink.poll() is not None:
+            raise RunError(f"the SuperLink died: {self._last_words()}")
+        if self._process is None:
+            candidates = (p for p in self._marked() if "flwr-simulation" in _command(p))
+            self._process = next(candidates, None)
+            return self._process is not None
+        return self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE
+
+    def _marked(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marked = process.environ().get(MARK) == self._mark
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        command = [_program("flwr"), *arguments, "--format", "json"]
+        done = subprocess.run(
+            command, env=self._environment, cwd=self._directory, capture_output=True,
+            stdin=subprocess.DEVNULL, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        start = done.stdout.find("{")
+        try:
+            answer = json.loads(done.stdout[start:]) if start >= 0 else {}
+        except json.JSONDecodeError:
+            answer = {}
+        return answer if isinstance(answer, dict) and answer else {
+            "success": False, "error-message": (done.stderr or done.stdout).strip()[-2000:],
+        }  # fmt: skip
+
+    def _last_words(self) -> str:
+        """The last lines of the log."""
+        text = self._log.read_text("utf-8", errors="replace") if self._log.exists() else ""
+        return "\n".join([line for line in text.splitlines() if line.strip()][-15:])
+
+
+def _federation_config(clients: int, cpus: int | None) -> str:
+    """One core per virtual client, as many at once as there are cores; GPUs shared evenly."""
+    cores = cpus or len(os.sched_getaffinity(0))
+    parts = [f"num-supernodes={clients}", "client-resources-num-cpus=1",
+             f"init-args-num-cpus={cores}"]  # fmt: skip
+    if Path("/dev/nvidia0").exists():
+        import torch
+
+        gpus = torch.cuda.device_count()
+        if gpus:
+            parts += [
+                f"client-resources-num-gpus={min(1.0, gpus / cores)}",
+                f"init-args-num-gpus={gpus}",
+            ]
+    return " ".join(parts)
+
+
+def _program(name: str) -> str:
+    """A program of the environment that this one runs in."""
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        raise ConfigError(
+            f"{name} is not installed in this environment: pip install 'flwr[simulation]'"
+        )
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.Error:
+        return
+
+
+def _toml(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)

@@ -1,0 +1,169 @@
+"""What the server and a client remember between rounds: explicit and serialisable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedrc_flwr import em
+from fedrc_flwr.em import AdamMoments, Floats
+from fedrc_flwr.layout import Vector
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The clusters that are alive, and where the others went.
+
+    ``merged`` maps the id of a cluster that was merged to the id that took it over (which may have
+    been merged or removed later); a removed cluster has no entry. Ids are never reused.
+    """
+
+    clusters: tuple[int, ...]
+    merged: dict[int, int] = field(default_factory=dict)
+
+    def successor(self, cluster: int) -> int:
+        """Position of the living cluster that ``cluster`` became part of, or -1."""
+        while cluster in self.merged:
+            cluster = self.merged[cluster]
+        return self.clusters.index(cluster) if cluster in self.clusters else -1
+
+    def mapping_from(self, clusters: tuple[int, ...]) -> np.ndarray:
+        """For each old cluster, its ``successor``."""
+        return np.array([self.successor(c) for c in clusters], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's mixture weights after a round, by cluster id, and the Adam variant's memory.
+
+    ``releases`` counts the noisy statistics sent so far: the client alone knows of those that never
+    arrived.
+    """
+
+    round: int
+    clusters: tuple[int, ...]
+    mixture_weights: Floats
+    moments: AdamMoments | None = None
+    releases: int = 0
+
+    @classmethod
+    def start(cls, clusters: tuple[int, ...]) -> ClientState:
+        """Uniform weights, as before the first round."""
+        return cls(0, clusters, np.full(len(clusters), 1.0 / len(clusters)))
+
+    def moved_to(self, membership: Membership) -> ClientState:
+        """The same state over the clusters that are alive now."""
+        if self.clusters == membership.clusters:
+            return self
+        mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
+        moments = self.moments
+        if moments is not None:
+            moments = AdamMoments(
+                em.renormalise(em.regroup(moments.responsibilities, mapping, alive, 1), axis=1),
+                em.regroup(moments.first, mapping, alive, 1),
+                em.regroup(moments.second, mapping, alive, 1),
+            )
+        weights = em.renormalise(em.regroup(self.mixture_weights, mapping, alive, 0), axis=0)
+        return replace(self, clusters=membership.clusters, mixture_weights=weights, moments=moments)
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What the server remembers of a client, by its stable name.
+
+    Mixture weights are never sent: the server reads them off the (possibly noisy) counts.
+
+    Parameters
+    ----------
+    label_counts : (K, C), the latest report, or None before the first
+    cross_losses : (K, K), the latest sums of responsibility times loss, or None
+    """
+
+    role: str
+    samples: int
+    label_counts: Floats | None = None
+    cross_losses: Floats | None = None
+    noise: float = 0.0
+    releases: int = 0
+    concept: int = -1
+    style: str = ""
+
+    def mixture_weights(self) -> Floats | None:
+        """Each cluster's share of this client's samples, as far as its counts tell."""
+        if self.label_counts is None:
+            return None
+        return em.renormalise(np.maximum(self.label_counts.sum(axis=1), 0.0), axis=0)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that a run needs to go on after ``round``.
+
+    Parameters
+    ----------
+    models : one flat vector per living cluster (its head where the body is shared)
+    body : the shared feature extractor, if any
+    optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body
+    quiet_rounds : rounds in a row in which the weights hardly moved
+    """
+
+    round: int
+    membership: Membership
+    models: dict[int, Vector]
+    body: Vector | None
+    clients: dict[str, ClientRecord]
+    optimizer: dict[str, dict[int, Floats]] = field(default_factory=dict)
+    optimizer_steps: int = 0
+    quiet_rounds: int = 0
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """Ids of the living clusters."""
+        return self.membership.clusters
+
+    def reported(self) -> dict[str, ClientRecord]:
+        """The clients that have sent counts at least once."""
+        return {n: r for n, r in self.clients.items() if r.label_counts is not None}
+
+    def label_prior(self, floor: float, classes: int) -> Floats:
+        """C_{y,k} from the latest counts of all clients that ever reported; uniform before."""
+        counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
+        if not counts:
+            return em.uniform_prior(len(self.clusters), classes)
+        return em.normalise_label_prior(np.sum(counts, axis=0), floor)
+
+    def shares(self) -> Floats:
+        """Each cluster's share of all samples of the clients that ever reported."""
+        records = self.reported().values()
+        if not records:
+            return np.full(len(self.clusters), 1.0 / len(self.clusters))
+        weights = np.array([r.mixture_weights() for r in records])
+        return np.average(weights, axis=0, weights=[r.samples for r in records])
+
+    def moved_to(self, membership: Membership) -> ServerState:
+        """The same state with clusters removed or merged; the clients' counts keep their labels."""
+        mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
+        clients = {}
+        for name, record in self.clients.items():
+            counts, table = record.label_counts, record.cross_losses
+            if counts is not None:
+                totals = counts.sum(axis=0, keepdims=True)
+                counts = em.renormalise(
+                    np.maximum(em.regroup(counts, mapping, alive, 0), 0.0), axis=0, total=totals
+                )
+            if table is not None:
+                rows = em.regroup(table, mapping, alive, 0)
+                table = rows[:, [self.clusters.index(c) for c in membership.clusters]]
+            clients[name] = replace(record, label_counts=counts, cross_losses=table)
+        return replace(
+            self,
+            membership=membership,
+            models={c: self.models[c] for c in membership.clusters},
+            optimizer={
+                slot: {c: v for c, v in vectors.items() if c in membership.clusters or c < 0}
+                for slot, vectors in self.optimizer.items()
+            },
+            clients=clients,
+            quiet_rounds=0,
+        )

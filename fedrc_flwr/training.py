@@ -1,0 +1,220 @@
+"""The networks' side of a client: scoring samples, and responsibility-weighted local training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedrc_flwr.em import Floats
+from fedrc_flwr.layout import FlatModule, Vector
+from fedrc_flwr.models import SplitModel
+
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox_mu: float = 0.0
+    decorr_beta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """What local training changed; a cluster that was not trained is absent."""
+
+    clusters: dict[int, Vector]
+    body: Vector | None
+
+
+class ModelBank:
+    """K networks, or one body with K heads, built once per process and loaded each round."""
+
+    def __init__(
+        self,
+        models: list[SplitModel],
+        device: torch.device,
+        shared_body: bool = False,
+        mixed_precision: bool = False,
+    ) -> None:
+        self.device = device
+        self.mixed_precision = mixed_precision
+        self.body = FlatModule(models[0].body, device) if shared_body else None
+        self.units = [FlatModule(m.head if shared_body else m, device) for m in models]
+
+    def load(self, vectors: list[Vector], body: Vector | None) -> None:
+        """Set the parameters of the first ``len(vectors)`` clusters."""
+        for unit, vector in zip(self.units, vectors, strict=False):
+            unit.load(vector)
+        if self.body is not None and body is not None:
+            self.body.load(body)
+
+    def features_and_logits(
+        self, inputs: Tensor, clusters: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Penultimate features and logits of each cluster in turn."""
+        shared = None if self.body is None else self.body.module(inputs)
+        for k in clusters:
+            module = self.units[k].module
+            if shared is not None:
+                yield shared, module(shared)
+            elif isinstance(module, SplitModel):
+                features = module.body(inputs)
+                yield features, module.head(features)
+
+    def train_mode(self, on: bool) -> None:
+        """Switch dropout and normalisation between training and evaluation."""
+        for unit in [*self.units, *([] if self.body is None else [self.body])]:
+            unit.module.train(on)
+
+    def precision(self) -> contextlib.AbstractContextManager[object]:
+        """bfloat16 where mixed precision was asked for."""
+        if not self.mixed_precision:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+@torch.no_grad()
+def log_probabilities(bank: ModelBank, inputs: Tensor, clusters: int) -> Tensor:
+    """Log of every cluster's predicted probabilities, (N, K, C), in float32."""
+    bank.train_mode(False)
+    parts = []
+    with bank.precision():
+        for batch in torch.split(inputs, EVALUATION_BATCH):
+            outputs = bank.features_and_logits(batch, list(range(clusters)))
+            parts.append(torch.stack([logits.float() for _, logits in outputs], dim=1))
+    return functional.log_softmax(torch.cat(parts), dim=-1)
+
+
+def losses_of(log_probs: Tensor, labels: Tensor) -> Floats:
+    """Cross entropy of every cluster on every sample, (N, K)."""
+    index = labels.view(-1, 1, 1).expand(-1, log_probs.shape[1], 1)
+    return -log_probs.gather(2, index).squeeze(2).double().cpu().numpy()
+
+
+def mix(log_probs: Tensor, mixture_weights: Floats, hard: bool = False) -> Tensor:
+    """Predicted probabilities, (N, C): the weighted mean of the clusters', or the likeliest's."""
+    if hard:
+        return log_probs[:, int(mixture_weights.argmax())].exp()
+    weights = torch.from_numpy(mixture_weights).to(log_probs.device, log_probs.dtype)
+    return torch.einsum("nkc,k->nc", log_probs.exp(), weights)
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """Share of samples whose likeliest class is their label."""
+    return float((probabilities.argmax(dim=1) == labels).double().mean())
+
+
+def train(
+    bank: ModelBank,
+    inputs: Tensor,
+    labels: Tensor,
+    responsibilities: Floats,
+    active: list[int],
+    settings: LocalSettings,
+    rng: np.random.Generator,
+) -> Deltas:
+    """Local SGD of the active clusters on ``mean_j responsibilities[j, k] * f(x_j, y_j, theta_k)``.
+
+    All clusters see the same batches in the same order. With a shared body, the body takes the sum
+    over clusters of their gradients. Momentum starts from zero: the parameters have just been
+    replaced by the broadcast.
+
+    Parameters
+    ----------
+    responsibilities : (N, K)
+    active : positions of the clusters to train
+    """
+    if not active:
+        return Deltas({}, None)
+    bank.train_mode(True)
+    weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
+    modules = {k: bank.units[k] for k in active}
+    trained = [*modules.values(), *([] if bank.body is None else [bank.body])]
+    starts = [module.vector.clone() for module in trained]
+    velocities = [torch.zeros_like(module.gradient) for module in trained]
+    for batch in _batches(len(labels), settings, rng):
+        rows = torch.from_numpy(batch).to(bank.device)
+        batch_inputs, batch_labels, batch_weights = inputs[rows], labels[rows], weights[rows]
+        for module in trained:
+            module.gradient.zero_()
+        with bank.precision():
+            outputs = bank.features_and_logits(batch_inputs, active)
+            if bank.body is None:
+                for k, (features, logits) in zip(active, outputs, strict=True):
+                    objective = _objective(
+                        features, logits, batch_labels, batch_weights[:, k], settings
+                    )
+                    torch.autograd.backward(objective)
+            else:
+                terms = [
+                    _objective(features, logits, batch_labels, batch_weights[:, k], settings)
+                    for k, (features, logits) in zip(active, outputs, strict=True)
+                ]
+                torch.autograd.backward(torch.stack(terms).sum())
+        # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
+        # no part in a cluster must not pull at it.
+        parts = [float(responsibilities[:, k].mean()) for k in active]
+        parts += [] if bank.body is None else [1.0]
+        for module, start, velocity, part in zip(trained, starts, velocities, parts, strict=True):
+            _sgd_step(module, start, velocity, part, settings)
+    changed = [
+        (module.vector - start).cpu().numpy() for module, start in zip(trained, starts, strict=True)
+    ]
+    body = changed.pop() if bank.body is not None else None
+    return Deltas(dict(zip(active, changed, strict=True)), body)
+
+
+def _batches(
+    samples: int, settings: LocalSettings, rng: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    for _ in range(settings.epochs):
+        order = rng.permutation(samples)
+        yield from np.split(order, range(settings.batch_size, samples, settings.batch_size))
+
+
+def _objective(
+    features: Tensor, logits: Tensor, labels: Tensor, weights: Tensor, settings: LocalSettings
+) -> Tensor:
+    losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+    objective = (weights * losses).mean()
+    if settings.decorr_beta > 0 and len(labels) > 1:
+        objective = objective + settings.decorr_beta * weights.mean() * decorrelation(
+            features.float()
+        )
+    return objective
+
+
+def decorrelation(features: Tensor) -> Tensor:
+    """FedDecorr: squared Frobenius norm of the features' correlations over their squared number."""
+    flat = features.flatten(1)
+    centred = flat - flat.mean(dim=0)
+    standardised = centred / (centred.var(dim=0, unbiased=False) + 1e-8).sqrt()
+    correlation = standardised.T @ standardised / len(flat)
+    return correlation.square().sum() / correlation.shape[0] ** 2
+
+
+@torch.no_grad()
+def _sgd_step(
+    module: FlatModule, start: Tensor, velocity: Tensor, part: float, settings: LocalSettings
+) -> None:
+    parameters, gradient = module.trainable, module.gradient
+    if settings.weight_decay > 0:
+        gradient.add_(parameters, alpha=settings.weight_decay * part)
+    if settings.prox_mu > 0:
+        gradient.add_(parameters - start[: module.parameter_count], alpha=settings.prox_mu)
+    velocity.mul_(settings.momentum).add_(gradient)
+    parameters.sub_(velocity, alpha=settings.learning_rate)

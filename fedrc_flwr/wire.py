@@ -1,0 +1,234 @@
+"""What travels: broadcasts and replies as Flower records, and back, checked on arrival.
+
+The only module of the library that imports Flower. Every network is one flat float32 vector: in a
+deployment each array is a request of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedrc_flwr.aggregation import BODY
+from fedrc_flwr.algorithms.base import Broadcast, Reply
+from fedrc_flwr.errors import WireError
+from fedrc_flwr.layout import Vector
+from fedrc_flwr.state import Membership
+
+SCHEMA = 1
+ENROL = "query.enrol"
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a client says of itself once.
+
+    Which labels it holds is not part of it: that is what the noise on the counts protects.
+    """
+
+    name: str
+    role: str
+    samples: int
+    classes: int
+    concept: int
+    style: str
+
+
+def encode_broadcast(broadcast: Broadcast, layout: str) -> RecordDict:
+    """A broadcast as records; the same records serve all of a round's messages."""
+    membership = broadcast.membership
+    models = {
+        _array_name(c): Array(vector)
+        for c, vector in zip(membership.clusters, broadcast.models, strict=True)
+    }
+    if broadcast.body is not None:
+        models[_array_name(BODY)] = Array(broadcast.body)
+    config = ConfigRecord(
+        {
+            "schema": SCHEMA,
+            "layout": layout,
+            "round": broadcast.round,
+            "exponent": broadcast.exponent,
+            "clusters": list(membership.clusters),
+            "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
+        }
+    )
+    return RecordDict(
+        {
+            "broadcast": config,
+            "models": ArrayRecord(models),
+            "statistics": ArrayRecord({"label-prior": Array(broadcast.label_prior)}),
+        }
+    )
+
+
+def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
+    """The inverse of ``encode_broadcast``; refuses another schema or another network."""
+    config = _checked_config(content, "broadcast")
+    if config["layout"] != layout:
+        raise WireError(
+            "the server's network differs from this client's: check that both run the same "
+            "version with the same model"
+        )
+    clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
+    models = content.array_records["models"]
+    body = _array_name(BODY)
+    return Broadcast(
+        round=_ints(config, "round")[0],
+        membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
+        models=[models[_array_name(c)].numpy() for c in clusters],
+        body=models[body].numpy() if body in models else None,
+        label_prior=content.array_records["statistics"]["label-prior"].numpy(),
+        exponent=float(str(config["exponent"])),
+    )
+
+
+def encode_reply(reply: Reply, broadcast: Broadcast) -> RecordDict:
+    """A reply as records; clusters without an update are left out."""
+    clusters = broadcast.membership.clusters
+    deltas = {
+        _array_name(BODY if k == BODY else clusters[k]): Array(delta)
+        for k, delta in reply.deltas.items()
+    }
+    statistics = {"label-counts": Array(reply.label_counts)}
+    if reply.cross_losses is not None:
+        statistics["cross-losses"] = Array(reply.cross_losses)
+    config = {
+        "schema": SCHEMA,
+        "round": broadcast.round,
+        "samples": reply.samples,
+        "noise": float(reply.noise),
+        "releases": reply.releases,
+    }
+    return RecordDict(
+        {
+            "reply": ConfigRecord(config),  # type: ignore[arg-type]
+            "deltas": ArrayRecord(deltas),
+            "statistics": ArrayRecord(statistics),
+            "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
+        }
+    )
+
+
+def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge: bool) -> Reply:
+    """A client's reply, refused unless every number of it fits the broadcast it answers."""
+    config = _checked_config(content, "reply")
+    if config.get("round") != broadcast.round:
+        raise WireError(f"answers round {config.get('round')!r}, expected {broadcast.round}")
+    samples = config.get("samples")
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        raise WireError(f"number of samples is {samples!r}, expected a whole number from 1")
+    noise, releases = config.get("noise"), config.get("releases")
+    if not isinstance(noise, float) or not noise >= 0 or not isinstance(releases, int):
+        raise WireError(f"noise {noise!r} and releases {releases!r} are not what a client sends")
+    clusters = broadcast.membership.clusters
+    sizes = {
+        _array_name(c): (k, len(m))
+        for k, (c, m) in enumerate(zip(clusters, broadcast.models, strict=True))
+    }
+    if broadcast.body is not None:
+        sizes[_array_name(BODY)] = (BODY, len(broadcast.body))
+    deltas: dict[int, Vector] = {}
+    for name, array in _record(content.array_records, "deltas").items():
+        if name not in sizes:
+            raise WireError(f"update {name!r} is of no cluster that was sent")
+        position, size = sizes[name]
+        deltas[position] = _checked_array(array, name, (size,), np.float32)
+    statistics = _record(content.array_records, "statistics")
+    shape = (len(clusters), classes)
+    counts = _statistic(statistics, "label-counts", shape)
+    table = _statistic(statistics, "cross-losses", (len(clusters),) * 2) if merge else None
+    metrics = decode_metrics(content)
+    return Reply(samples, deltas, counts, table, noise, releases, metrics)
+
+
+def encode_metrics(metrics: dict[str, float]) -> RecordDict:
+    """An evaluation's outcome as records."""
+    return RecordDict(
+        {"reply": ConfigRecord({"schema": SCHEMA}), "metrics": MetricRecord(metrics)}  # type: ignore[arg-type]
+    )
+
+
+def decode_metrics(content: RecordDict) -> dict[str, float]:
+    """A client's metrics; all finite numbers."""
+    _checked_config(content, "reply")
+    metrics: dict[str, float] = {}
+    for name, value in _record(content.metric_records, "metrics").items():
+        if not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise WireError(f"metric {name!r} is {value!r}, expected a finite number")
+        metrics[name] = float(value)
+    return metrics
+
+
+def encode_enrolment(enrolment: Enrolment) -> RecordDict:
+    """A client's answer to the enrolment query."""
+    config = {"schema": SCHEMA, **vars(enrolment)}
+    return RecordDict({"enrolment": ConfigRecord(config)})
+
+
+def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) -> Enrolment:
+    """The inverse of ``encode_enrolment``; refuses a client that cannot take part."""
+    config = _checked_config(content, "enrolment")
+    try:
+        fields: dict[str, Any] = {k: config[k] for k in Enrolment.__dataclass_fields__}
+    except KeyError as error:
+        raise WireError(f"enrolment lacks {error}") from None
+    enrolment = Enrolment(**fields)
+    if not isinstance(enrolment.name, str) or not enrolment.name:
+        raise WireError("enrolment has no name")
+    if enrolment.role not in roles:
+        raise WireError(f"role is {enrolment.role!r}, expected one of {', '.join(roles)}")
+    if not isinstance(enrolment.samples, int) or enrolment.samples < 1:
+        raise WireError(f"number of samples is {enrolment.samples!r}, expected at least 1")
+    if enrolment.classes != classes:
+        raise WireError(f"has {enrolment.classes} classes, this federation has {classes}")
+    return enrolment
+
+
+def _array_name(cluster: int) -> str:
+    return "body" if cluster == BODY else f"cluster-{cluster}"
+
+
+def _ints(config: ConfigRecord, name: str) -> list[int]:
+    values = config[name]
+    return [int(v) for v in (values if isinstance(values, list) else [values])]  # type: ignore[arg-type]
+
+
+def _record(records: Any, name: str) -> Any:
+    if name not in records:
+        raise WireError(f"has no {name!r} record")
+    return records[name]
+
+
+def _checked_config(content: RecordDict, name: str) -> ConfigRecord:
+    config: ConfigRecord = _record(content.config_records, name)
+    if config.get("schema") != SCHEMA:
+        raise WireError(
+            f"speaks schema version {config.get('schema')!r}, this side speaks {SCHEMA}: run the "
+            "same version of fedrc-flwr on both sides"
+        )
+    return config
+
+
+def _statistic(record: Any, name: str, shape: tuple[int, ...]) -> Any:
+    if name not in record:
+        raise WireError(f"has no {name!r}")
+    return _checked_array(record[name], name, shape, np.float64)
+
+
+def _checked_array(array: Array, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    # The declared shape is checked before anything is unpacked, the real one after.
+    if tuple(array.shape) != shape:
+        raise WireError(f"{name!r} has shape {tuple(array.shape)}, expected {shape}")
+    try:
+        values = array.numpy()
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        raise WireError(f"{name!r} cannot be read: {error}") from None
+    if values.shape != shape or values.dtype != dtype:
+        raise WireError(f"{name!r} is {values.dtype} of shape {values.shape}, expected {shape}")
+    if not np.isfinite(values).all():
+        raise WireError(f"{name!r} holds NaN or infinity")
+    return values

@@ -1,0 +1,80 @@
+"""A whole federation in one process, without Flower: the library's two halves in a plain loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from fedrc_flwr.algorithms import build_algorithm
+from fedrc_flwr.algorithms.base import ClientRuntime, RoundReport
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.data.scenario import Scenario
+from fedrc_flwr.models import build_model
+from fedrc_flwr.state import ClientRecord, ClientState, ServerState
+from fedrc_flwr.training import ModelBank
+
+
+@dataclass
+class Federation:
+    config: RunConfig
+    state: ServerState = field(init=False)
+    client_states: dict[str, ClientState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.scenario = Scenario(config)
+        self.algorithm = build_algorithm(config)
+        shape, classes = self.scenario.input_shape, self.scenario.classes
+        self.bank = ModelBank(
+            [build_model(config, shape, classes, 0) for _ in range(config.clusters)],
+            torch.device("cpu"),
+            config.shared_body,
+        )
+        self.clients = [self.scenario.client(i) for i in range(len(self.scenario))]
+        models = [
+            build_model(config, shape, classes, config.seed * 1000 + k)
+            for k in range(config.clusters)
+        ]
+        self.state = self.algorithm.initial_state(models)
+        records = {
+            c.name: ClientRecord(c.role, len(c.fit), concept=c.truth.concept) for c in self.clients
+        }
+        self.state = replace(self.state, clients=records)
+
+    def runtime(self, client, round_number: int) -> ClientRuntime:
+        rng = np.random.default_rng([self.config.seed, round_number, hash(client.name) & 0xFFFF])
+        return ClientRuntime(
+            self.config,
+            self.bank,
+            client.fit,
+            client.test,
+            client.classes,
+            self.config.count_noise,
+            rng,
+        )
+
+    def round(self) -> RoundReport:
+        number = self.state.round + 1
+        broadcast = self.algorithm.broadcast(self.state, number, self.scenario.classes)
+        result = self.algorithm.begin_round()
+        for client in self.clients:
+            if client.role != "train":
+                continue
+            state = self.client_states.get(client.name) or ClientState.start(self.state.clusters)
+            reply, state = self.algorithm.train(broadcast, state, self.runtime(client, number))
+            self.client_states[client.name] = state
+            self.algorithm.receive(self.state, result, client.name, reply)
+        self.state, report = self.algorithm.end_round(self.state, result, number)
+        self.train_loss = np.mean([m["loss"] for m in result.metrics.values()])
+        return report
+
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        broadcast = self.algorithm.broadcast(self.state, self.state.round, self.scenario.classes)
+        return {
+            c.name: self.algorithm.evaluate(
+                broadcast, self.client_states.get(c.name), self.runtime(c, 0)
+            )
+            for c in self.clients
+        }
