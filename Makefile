@@ -6,7 +6,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test lint format docs clean
 
-# The first line of what is installed decides whether it is up to date.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
@@ -32,7 +31,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m fedrc_flwr.config_docs
+	sed '/^### /,$$d' docs/config.md > docs/config.tmp
+	$(BIN)/fedrc config >> docs/config.tmp
+	mv docs/config.tmp docs/config.md
 
 clean:
 	rm -rf $(VENV)

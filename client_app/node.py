@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -36,14 +38,20 @@ class Node:
         self.config = _config(tuple(sorted(context.run_config.items())))
         node_config = context.node_config
         self.algorithm: ClusteredAlgorithm = build_algorithm(self.config)
-        self.data = _client_data(self.config, _whole_number(node_config, "partition-id"))
+        data = _client_data(self.config, _whole_number(node_config, "partition-id"))
+        # A deployed node has a name and a role of its own; a virtual one has the scenario's.
+        self.data = replace(
+            data,
+            name=str(node_config.get("name", data.name)),
+            role=str(node_config.get("role", data.role)),
+        )
         self.noise = _noise(node_config, self.config)
         device = _device(str(node_config.get("device", self.config.device)))
         self.bank = _bank(self.config, device)
         self.layout = self.bank.units[0].fingerprint()
         folder = str(node_config.get("state-dir", self.config.state_dir))
         run = self.config.run_name or f"run-{context.run_id}"
-        path = Path(folder) / quote(run, safe="") / quote(self.data.name, safe="")
+        path = Path(folder) / _folder_name(run) / _folder_name(self.data.name)
         self.states = StateStore(context, path if folder else None)
 
     def runtime(self, round_number: int) -> ClientRuntime:
@@ -71,26 +79,41 @@ class StateStore:
         """The newest state from before a round."""
         if self._directory is not None:
             return load_client_state(self._directory, before_round)
-        states = [
-            unpack_client(
-                {k: a.numpy() for k, a in self._records.array_records[name].items()},
-                json.loads(str(config["about"])),
-            )
-            for name, config in self._records.config_records.items()
-            if name.startswith("state-")
-        ]
-        earlier = [state for state in states if state.round < before_round]
-        return max(earlier, key=lambda state: state.round, default=None)
+        earlier = [number for number in self._rounds() if number < before_round]
+        if not earlier:
+            return None
+        about, arrays = _record_names(max(earlier))
+        return unpack_client(
+            {name: array.numpy() for name, array in self._records.array_records[arrays].items()},
+            json.loads(str(self._records.config_records[about]["json"])),
+        )
 
     def save(self, state: ClientState) -> None:
         """Keep this state and the one before it."""
         if self._directory is not None:
             save_client_state(self._directory, state)
             return
-        arrays, about = pack_client(state)
-        name = f"state-{state.round:06d}"
-        self._records[name] = ConfigRecord({"about": json.dumps(about)})
-        self._records[f"{name}-arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
+        contents, description = pack_client(state)
+        about, arrays = _record_names(state.round)
+        self._records[about] = ConfigRecord({"json": json.dumps(description)})
+        self._records[arrays] = ArrayRecord({k: Array(v) for k, v in contents.items()})
+        for number in sorted(self._rounds())[:-2]:
+            for name in _record_names(number):
+                del self._records[name]
+
+    def _rounds(self) -> list[int]:
+        prefix = "about-"
+        names = self._records.config_records
+        return [int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
+
+
+def _record_names(round_number: int) -> tuple[str, str]:
+    return f"about-{round_number}", f"arrays-{round_number}"
+
+
+def _folder_name(name: str) -> str:
+    """One folder's name, whatever the text: quoting alone leaves `..` as it is."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 @lru_cache(maxsize=4)
@@ -117,9 +140,11 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device = {name!r}: expected auto, cpu, cuda or cuda:N") from None
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
+        ) from None
 
 
 def _whole_number(node_config: dict[str, Scalar], name: str) -> int:
@@ -131,6 +156,6 @@ def _whole_number(node_config: dict[str, Scalar], name: str) -> int:
 
 def _noise(node_config: dict[str, Scalar], config: RunConfig) -> float:
     value = node_config.get("count-noise", config.count_noise)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"node configuration: count-noise = {value!r}, expected a number >= 0")
     return float(value)

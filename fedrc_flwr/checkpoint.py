@@ -69,10 +69,13 @@ def save_client_state(directory: Path, state: ClientState) -> None:
     """Write a client's state after a round; the one before it is kept too.
 
     A round that the server repeats must find the state from before it, see
-    ``load_client_state``.
+    ``load_client_state``. States of later rounds are of a past that is being done anew.
     """
     arrays, about = pack_client(state)
     write_atomically(_round_path(directory, state.round), arrays, about)
+    for path in _newest_first(directory):
+        if _round_of(path) > state.round:
+            path.unlink(missing_ok=True)
     _prune(directory, 2)
 
 
@@ -137,13 +140,13 @@ def read_file(path: Path) -> tuple[Arrays, dict[str, Any]]:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {}).get("fedrc", "null"))
+            if not isinstance(about, dict):
+                raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: torn or not a checkpoint ({error})") from None
-    if not isinstance(about, dict):
-        raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
     if about.get("schema") != SCHEMA:
         raise CheckpointError(
             f"{path}: schema {about.get('schema')}, but this version reads schema {SCHEMA}"
@@ -236,7 +239,8 @@ def _round_of(path: Path) -> int:
 
 
 def _newest_first(directory: Path) -> Iterator[Path]:
-    yield from sorted(directory.glob("round-[0-9]*.safetensors"), key=_round_of, reverse=True)
+    paths = [p for p in directory.glob("round-*.safetensors") if p.stem[6:].isdecimal()]
+    yield from sorted(paths, key=_round_of, reverse=True)
 
 
 def _prune(directory: Path, keep: int) -> None:

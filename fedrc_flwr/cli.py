@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.cli import add_commands
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
 
@@ -58,6 +59,8 @@ def simulate(
     try:
         given = _settings(scenario, settings or [], output, resume)
         checked = load_config(given)
+        # Flower takes scalars only: what the user wrote in another form goes on as it was read.
+        given = {name: value for name, value in checked.to_dict().items() if name in given}
         directory = output or Path("outputs") / (
             f"{Path(checked.scenario).stem}-{checked.algorithm}-seed{checked.seed}-"
             + time.strftime("%Y%m%d-%H%M%S")
@@ -85,17 +88,32 @@ def _settings(
         if output is None:
             raise ConfigError("--resume needs --output, the directory of the run to go on with")
         try:
-            given = json.loads((output / "config.json").read_text("utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+            given = dict(json.loads((output / "config.json").read_text("utf-8")), resume=True)
+        except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{output} holds no run to resume: {error}") from None
-        given["resume"] = True
+    elif output is not None and output.exists() and not output.is_dir():
+        raise ConfigError(f"{output} is a file: give a new directory")
     elif output is not None and output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} is not empty: give a new directory, or --resume its run")
     if scenario is not None:
-        path = Path(scenario)
-        given["scenario"] = str(path.resolve()) if path.suffix in (".yaml", ".yml") else scenario
-    return given | dict(parse_setting(text) for text in settings)
+        given["scenario"] = scenario
+    given |= dict(parse_setting(text) for text in settings)
+    path = Path(str(given.get("scenario", "")))
+    if path.suffix in (".yaml", ".yml"):
+        given["scenario"] = str(path.resolve())  # the app runs elsewhere
+    return given
 
+
+def resumed_settings(directory: Path) -> dict[str, Any]:
+    """The keys under which the run in a directory was started, to go on with it."""
+    try:
+        given: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{directory} holds no run to resume: {error}") from None
+    return {**given, "resume": True}
+
+
+add_commands(app)
 
 if __name__ == "__main__":
     app()

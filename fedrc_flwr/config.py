@@ -7,6 +7,7 @@ Keys are written with dashes outside (``local-epochs``) and with underscores her
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,8 +277,9 @@ class RunConfig:
         }
 
     def to_dict(self) -> dict[str, Scalar]:
-        """Every key, with dashes, and its value."""
-        return {dashed(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+        """Every key, with dashes, and its value; infinity, which JSON lacks, is text."""
+        values = {dashed(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: "inf" if v == math.inf else v for k, v in values.items()}
 
 
 def dashed(name: str) -> str:

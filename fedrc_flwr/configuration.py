@@ -58,7 +58,7 @@ def read_scenario(name_or_path: str) -> dict[str, Any]:
             f"scenario = {name_or_path!r}: no such scenario; ready-made ones are "
             f"{', '.join(scenario_names())}, or give the path of a .yaml file"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"scenario file {path}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(k, str) for k in content):
         raise ConfigError(f"scenario file {path}: expected lines of the form `key: value`")
@@ -74,7 +74,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{text!r}: expected key=value")
     try:
         parsed = yaml.safe_load(value) if value.strip() else ""
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: a date with a thirteenth month
         raise ConfigError(f"{text!r}: {error}") from None
     return name.strip(), parsed
 
@@ -123,22 +123,21 @@ def _check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
         return value
     if kind == "str":
         # `--set concept-shares=1` and YAML lists arrive as numbers and lists: shares are text.
-        if isinstance(value, list) and all(isinstance(v, (int, float)) for v in value):
-            value = ",".join(f"{v:g}" for v in value)
-        if field.name.endswith("_shares") and isinstance(value, (int, float)):
-            value = f"{value:g}"
+        if field.name.endswith("_shares"):
+            numbers = value if isinstance(value, list) else [value]
+            if all(type(number) in (int, float) for number in numbers):
+                value = ",".join(str(number) for number in numbers)
         if not isinstance(value, str):
             raise problem
         if field.metadata["choices"] and value not in field.metadata["choices"]:
             raise problem
         return value
-    if (
-        isinstance(value, str)
-        and kind == "float"
-        and value.strip("+.").lower() in ("inf", "infinity")
-    ):
-        value = math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if kind == "float" and type(value) in (int, str):
+        try:
+            value = float(value)  # YAML takes `inf` and `1e-3` for text
+        except (ValueError, OverflowError):
+            raise problem from None
+    if type(value) not in (int, float) or value != value:
         raise problem
     if kind == "int":
         if isinstance(value, float) and not value.is_integer():
@@ -152,7 +151,7 @@ def _check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
         or (value == math.inf and field.name != "alpha")
     ):
         raise problem
-    return float(value) if kind == "float" else value
+    return float(value) if kind == "float" else int(value)
 
 
 def _check_together(config: RunConfig) -> None:

@@ -7,13 +7,11 @@ the app through the same ``flwr run``, finds out how the run really ended, and s
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -26,13 +24,13 @@ from typing import Any
 
 import psutil
 
-from fedrc_flwr.config import RunConfig, Scalar
+from deploy import flower
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
-from fedrc_flwr.errors import ConfigError, RunError
-from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, write_json
+from fedrc_flwr.errors import RunError
+from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json, write_json
 
-CONNECTION = "fedrc"
 MARK = "FEDRC_SIMULATION"
 START_SECONDS = 90.0
 STOP_SECONDS = 10.0
@@ -111,34 +109,22 @@ class _Simulation:
         self._process: psutil.Process | None = None
         self._run_id = ""
         self._environment = {
-            **os.environ,
+            **flower.environment(),
             MARK: self._mark,
-            # Flower starts its parts by name.
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "FLWR_HOME": str(home / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(home),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "PYTHONUNBUFFERED": "1",
         }
+        self._control = flower.Control(home / "flwr", self._environment)
 
     def start(self) -> None:
         """Start the SuperLink and wait until it answers."""
-        (self._home / "flwr").mkdir()
-        (self._home / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self._port}"\ninsecure = true\n',
-            encoding="utf-8",
-        )
-        command = [_program("flower-superlink"), "--simulation", "--insecure", "--host",
-                   "127.0.0.1", "--port", str(self._port)]  # fmt: skip
+        flower.write_connection(self._home / "flwr", f"127.0.0.1:{self._port}", ca=None)
         with open(self._log, "wb") as log:
             self._superlink = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._directory,
-                env=self._environment, start_new_session=True,
+                flower.simulation_superlink(self._port), stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, cwd=self._directory,
+                env={**self._environment, "FLWR_HOME": str(self._home / "flwr")},
+                start_new_session=True,
             )  # fmt: skip
         ends = time.monotonic() + START_SECONDS
         while not self._answers():
@@ -152,18 +138,8 @@ class _Simulation:
         self, settings: Mapping[str, Any], config: RunConfig, app: Path, cpus: int | None
     ) -> None:
         """Hand the app in through ``flwr run``."""
-        overrides = self._home / "run-config.toml"
-        overrides.write_text(
-            "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()), "utf-8"
-        )
         federation = _federation_config(len(scenario_of(config)), cpus)
-        answer = self._flwr(
-            "run", str(app), CONNECTION, "--run-config", str(overrides),
-            "--federation-config", federation,
-        )  # fmt: skip
-        if not answer.get("success"):
-            raise RunError(f"flwr run refused the app: {answer.get('error-message', answer)}")
-        self._run_id = str(answer["run-id"])
+        self._run_id = self._control.run(app, settings, federation)
 
     def follow(self, on_event: Callable[[Event], None]) -> None:
         """Pass the run's metrics on as they are written, until its process has ended."""
@@ -188,21 +164,18 @@ class _Simulation:
         ends = time.monotonic() + START_SECONDS
         status = ""
         while not status.startswith("finished") and time.monotonic() < ends:
-            runs = self._flwr("list", CONNECTION, "--run-id", self._run_id).get("runs") or [{}]
-            status = str(runs[0].get("status", ""))
-        path = self._directory / SUMMARY
-        summary = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            status = self._control.status(self._run_id)
+        summary = read_json(self._directory / SUMMARY)
         if status == "finished:completed" and summary.get("status") == "completed":
             return Outcome(True, summary, "")
-        reason = summary.get("reason") or f"Flower reports {status!r}: {self._last_words()}"
+        reason = summary.get("reason") or f"Flower reports {status!r}: {self._app_words()}"
         return self.failed("failed", reason)
 
     def failed(self, status: str, reason: str) -> Outcome:
         """An outcome with a summary that says so, also where the run could not write one."""
-        path = self._directory / SUMMARY
-        summary = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        summary = read_json(self._directory / SUMMARY)
         summary = {**summary, "status": status, "reason": reason}
-        write_json(path, summary)
+        write_json(self._directory / SUMMARY, summary)
         return Outcome(False, summary, f"{reason}\nlog: {self._log}")
 
     def stop(self) -> None:
@@ -248,20 +221,10 @@ class _Simulation:
                 continue
         return found
 
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        command = [_program("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(
-            command, env=self._environment, cwd=self._directory, capture_output=True,
-            stdin=subprocess.DEVNULL, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        start = done.stdout.find("{")
-        try:
-            answer = json.loads(done.stdout[start:]) if start >= 0 else {}
-        except json.JSONDecodeError:
-            answer = {}
-        return answer if isinstance(answer, dict) and answer else {
-            "success": False, "error-message": (done.stderr or done.stdout).strip()[-2000:],
-        }  # fmt: skip
+    def _app_words(self) -> str:
+        """The end of the app's own log, which Flower keeps."""
+        lines = self._control.log(self._run_id).splitlines()
+        return "\n".join([line for line in lines if line.strip()][-15:])
 
     def _last_words(self) -> str:
         """The last lines of the log."""
@@ -286,17 +249,6 @@ def _federation_config(clients: int, cpus: int | None) -> str:
     return " ".join(parts)
 
 
-def _program(name: str) -> str:
-    """A program of the environment that this one runs in."""
-    beside = Path(sys.executable).parent / name
-    path = str(beside) if beside.exists() else shutil.which(name)
-    if path is None:
-        raise ConfigError(
-            f"{name} is not installed in this environment: pip install 'flwr[simulation]'"
-        )
-    return path
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -316,11 +268,3 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.Error:
         return
-
-
-def _toml(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value)
-    return repr(value)

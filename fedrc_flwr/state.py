@@ -149,9 +149,9 @@ class ServerState:
             counts, table = record.label_counts, record.cross_losses
             if counts is not None:
                 totals = counts.sum(axis=0, keepdims=True)
-                counts = em.renormalise(
-                    np.maximum(em.regroup(counts, mapping, alive, 0), 0.0), axis=0, total=totals
-                )
+                counts = em.regroup(counts, mapping, alive, 0)
+                if (mapping < 0).any():
+                    counts = em.renormalise(np.maximum(counts, 0.0), axis=0, total=totals)
             if table is not None:
                 rows = em.regroup(table, mapping, alive, 0)
                 table = rows[:, [self.clusters.index(c) for c in membership.clusters]]

@@ -96,7 +96,7 @@ def encode_reply(reply: Reply, broadcast: Broadcast) -> RecordDict:
     statistics = {"label-counts": Array(reply.label_counts)}
     if reply.cross_losses is not None:
         statistics["cross-losses"] = Array(reply.cross_losses)
-    config = {
+    config: dict[str, Any] = {
         "schema": SCHEMA,
         "round": broadcast.round,
         "samples": reply.samples,
@@ -105,7 +105,7 @@ def encode_reply(reply: Reply, broadcast: Broadcast) -> RecordDict:
     }
     return RecordDict(
         {
-            "reply": ConfigRecord(config),  # type: ignore[arg-type]
+            "reply": ConfigRecord(config),
             "deltas": ArrayRecord(deltas),
             "statistics": ArrayRecord(statistics),
             "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
@@ -118,11 +118,14 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
     config = _checked_config(content, "reply")
     if config.get("round") != broadcast.round:
         raise WireError(f"answers round {config.get('round')!r}, expected {broadcast.round}")
-    samples = config.get("samples")
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise WireError(f"number of samples is {samples!r}, expected a whole number from 1")
+    samples = _sample_count(config.get("samples"))
     noise, releases = config.get("noise"), config.get("releases")
-    if not isinstance(noise, float) or not noise >= 0 or not isinstance(releases, int):
+    if (
+        not isinstance(noise, float)
+        or not 0 <= noise < np.inf
+        or not isinstance(releases, int)
+        or releases < 0
+    ):
         raise WireError(f"noise {noise!r} and releases {releases!r} are not what a client sends")
     clusters = broadcast.membership.clusters
     sizes = {
@@ -147,9 +150,8 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
 
 def encode_metrics(metrics: dict[str, float]) -> RecordDict:
     """An evaluation's outcome as records."""
-    return RecordDict(
-        {"reply": ConfigRecord({"schema": SCHEMA}), "metrics": MetricRecord(metrics)}  # type: ignore[arg-type]
-    )
+    numbers: dict[str, Any] = dict(metrics)
+    return RecordDict({"reply": ConfigRecord({"schema": SCHEMA}), "metrics": MetricRecord(numbers)})
 
 
 def decode_metrics(content: RecordDict) -> dict[str, float]:
@@ -181,10 +183,14 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
         raise WireError("enrolment has no name")
     if enrolment.role not in roles:
         raise WireError(f"role is {enrolment.role!r}, expected one of {', '.join(roles)}")
-    if not isinstance(enrolment.samples, int) or enrolment.samples < 1:
-        raise WireError(f"number of samples is {enrolment.samples!r}, expected at least 1")
+    _sample_count(enrolment.samples)
     if enrolment.classes != classes:
         raise WireError(f"has {enrolment.classes} classes, this federation has {classes}")
+    if not isinstance(enrolment.concept, int) or not isinstance(enrolment.style, str):
+        raise WireError(
+            f"concept is {enrolment.concept!r} and style is {enrolment.style!r}, expected a whole "
+            "number and text"
+        )
     return enrolment
 
 
@@ -194,7 +200,7 @@ def _array_name(cluster: int) -> str:
 
 def _ints(config: ConfigRecord, name: str) -> list[int]:
     values = config[name]
-    return [int(v) for v in (values if isinstance(values, list) else [values])]  # type: ignore[arg-type]
+    return [int(v) for v in (values if isinstance(values, list) else [values])]
 
 
 def _record(records: Any, name: str) -> Any:
@@ -213,6 +219,12 @@ def _checked_config(content: RecordDict, name: str) -> ConfigRecord:
     return config
 
 
+def _sample_count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WireError(f"number of samples is {value!r}, expected a whole number from 1")
+    return value
+
+
 def _statistic(record: Any, name: str, shape: tuple[int, ...]) -> Any:
     if name not in record:
         raise WireError(f"has no {name!r}")
@@ -224,11 +236,14 @@ def _checked_array(array: Array, name: str, shape: tuple[int, ...], dtype: Any) 
     if tuple(array.shape) != shape:
         raise WireError(f"{name!r} has shape {tuple(array.shape)}, expected {shape}")
     try:
-        values = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError) as error:
+        values = np.asarray(array.numpy())
+    except Exception as error:  # there is no end to what NumPy raises on bytes from elsewhere
         raise WireError(f"{name!r} cannot be read: {error}") from None
     if values.shape != shape or values.dtype != dtype:
-        raise WireError(f"{name!r} is {values.dtype} of shape {values.shape}, expected {shape}")
+        raise WireError(
+            f"{name!r} is {values.dtype} of shape {values.shape}, expected {np.dtype(dtype)} of "
+            f"shape {shape}"
+        )
     if not np.isfinite(values).all():
         raise WireError(f"{name!r} holds NaN or infinity")
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedrc_flwr.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
-from fedrc_flwr.errors import CheckpointError, FedRCError
+from fedrc_flwr.errors import CheckpointError, ConfigError, FedRCError
 from fedrc_flwr.layout import FlatModule
 from fedrc_flwr.models import build_model
 from fedrc_flwr.report.figures import draw_mixture_weights
@@ -28,6 +29,7 @@ from server_app.enrolment import Roster
 from server_app.strategy import FedRC
 
 app = ServerApp()
+CHECKPOINTS = "checkpoints"
 
 
 @app.main()
@@ -52,7 +54,14 @@ class Run:
     def __init__(self, config: RunConfig, directory: Path, grid: Grid) -> None:
         self.config = config
         self.directory = directory
+        if not config.resume and (directory / CHECKPOINTS).exists():
+            raise ConfigError(
+                f"{directory} holds a run already: choose another run-name, or set resume = true"
+            )
         self.log = MetricsLog(directory)
+        handler = logging.FileHandler(directory / "run.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("flwr").addHandler(handler)
         self.scenario = scenario_of(config)
         self.algorithm = build_algorithm(config)
         self._started = time.monotonic()
@@ -68,7 +77,7 @@ class Run:
         self.layout = FlatModule(unit, torch.device("cpu")).fingerprint()
         if config.resume:
             state = self._resumed()
-        roster = Roster(grid, classes, config.window, config.round_deadline)
+        roster = Roster(grid, classes, config.window)
         self.strategy = FedRC(self.algorithm, state, roster, self.layout, classes, self._round_done)
         self._grid = grid
 
@@ -93,7 +102,7 @@ class Run:
         self._finish("completed", "")
 
     def _resumed(self) -> ServerState:
-        checkpoint, problems = latest_checkpoint(self.directory / "checkpoints")
+        checkpoint, problems = latest_checkpoint(self.directory / CHECKPOINTS)
         for problem in problems:
             log(WARNING, "skipped: %s", problem)
         if checkpoint.layout != self.layout:
@@ -128,7 +137,7 @@ class Run:
             self.scenario.classes,
             self.layout,
         )
-        save_checkpoint(self.directory / "checkpoints", checkpoint, self.config.keep_checkpoints)
+        save_checkpoint(self.directory / CHECKPOINTS, checkpoint, self.config.keep_checkpoints)
 
     def _finish(self, status: str, reason: str) -> None:
         state = self.strategy.state

@@ -22,18 +22,20 @@ TRIES = 3
 class Roster:
     """Enrolled clients by name. Flower's node ids change when a node restarts; names do not."""
 
-    def __init__(self, grid: Grid, classes: int, window: int, deadline: float) -> None:
+    def __init__(self, grid: Grid, classes: int, window: int) -> None:
         self._grid = grid
         self._classes = classes
         self._window = window
-        self._deadline = deadline
         self._nodes: dict[str, int] = {}
         self._failures: dict[int, int] = {}
         self._online: set[int] = set()
         self.clients: dict[str, Enrolment] = {}
 
-    def refresh(self) -> list[Enrolment]:
-        """See which nodes are there and enrol those that are new. Returns the newly enrolled."""
+    def refresh(self, deadline: float) -> list[Enrolment]:
+        """See which nodes are there and enrol those that are new. Returns the newly enrolled.
+
+        A new node that has not answered after ``deadline`` seconds is asked again next time.
+        """
         self._online = set(self._grid.get_node_ids())
         known = set(self._nodes.values())
         unknown = [
@@ -41,10 +43,10 @@ class Roster:
         ]
         content = RecordDict({"enrol": ConfigRecord({"schema": wire.SCHEMA})})
         queries = (
-            (str(node), Message(content, node, wire.ENROL, ttl=self._deadline)) for node in unknown
+            (str(node), Message(content, node, wire.ENROL, ttl=deadline)) for node in unknown
         )
         enrolled = []
-        for answer in exchange(self._grid, queries, self._window, self._deadline):
+        for answer in exchange(self._grid, queries, self._window, deadline):
             node = int(answer.name)
             problem = None
             if answer.reply is None:
@@ -95,7 +97,7 @@ class Roster:
         """Wait for ``trainers`` training clients, and for ``everybody`` if that is soon enough."""
         ends = time.monotonic() + timeout
         while True:
-            enrolled(self.refresh())
+            enrolled(self.refresh(timeout))
             training, observing = len(self.online(TRAIN)), len(self.online(OBSERVE))
             if training >= trainers and training + observing >= everybody:
                 return

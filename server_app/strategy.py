@@ -104,7 +104,7 @@ class FedRC(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages to this round's sample of the training clients."""
-        self.enrolled(self.roster.refresh())
+        self.enrolled(self.roster.refresh(self.config.round_deadline))
         names = self.sample(server_round, self._attempt)
         return self._messages(names, server_round, MessageType.TRAIN)
 
@@ -140,8 +140,7 @@ class FedRC(Strategy):
     ) -> MetricRecord | None:
         """Mean local and global accuracy; Flower's own loop may call this."""
         outcome = self._judge(Answer(self._name_of(reply), reply) for reply in replies)
-        numbers = {k: v for k, v in outcome.items() if isinstance(v, float)}
-        return MetricRecord(numbers) if numbers else None  # type: ignore[arg-type]
+        return _numbers(outcome)
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -178,6 +177,13 @@ class FedRC(Strategy):
             }
             self._traffic, self._failed = Traffic(), FailedClients()
             self.round_done(self.state, metrics)
+            result.train_metrics_clientapp[server_round] = MetricRecord(
+                {name: float(metrics[name]) for name in ("loss", "train_accuracy")}
+            )
+            if numbers := _numbers(outcome):
+                result.evaluate_metrics_clientapp[server_round] = numbers
+        broadcast = self.algorithm.broadcast(self.state, self.state.round, self.classes)
+        result.arrays = wire.encode_broadcast(broadcast, self.layout).array_records["models"]
         return result
 
     def enrolled(self, newcomers: list[Enrolment]) -> None:
@@ -321,6 +327,11 @@ def _mean(result: RoundResult, metric: str) -> float:
     """A metric's mean over the round's samples."""
     values = [m.get(metric, math.nan) for m in result.metrics.values()]
     return float(np.average(values, weights=[r.samples for r in result.records.values()]))
+
+
+def _numbers(outcome: dict[str, Any]) -> MetricRecord | None:
+    numbers: dict[str, Any] = {k: v for k, v in outcome.items() if isinstance(v, float)}
+    return MetricRecord(numbers) if numbers else None
 
 
 def _payload(content: RecordDict) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import ClientRuntime, RoundReport
+from fedrc_flwr.algorithms.base import ClientRuntime, Reply, RoundReport
 from fedrc_flwr.config import RunConfig
-from fedrc_flwr.data.scenario import Scenario
+from fedrc_flwr.data.scenario import ClientData, Scenario
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientRecord, ClientState, ServerState
 from fedrc_flwr.training import ModelBank
@@ -18,9 +20,13 @@ from fedrc_flwr.training import ModelBank
 
 @dataclass
 class Federation:
+    """The scenario's clients, or those given instead of them."""
+
     config: RunConfig
+    clients: list[ClientData] = field(default_factory=list)
     state: ServerState = field(init=False)
     client_states: dict[str, ClientState] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -32,19 +38,24 @@ class Federation:
             torch.device("cpu"),
             config.shared_body,
         )
-        self.clients = [self.scenario.client(i) for i in range(len(self.scenario))]
-        models = [
-            build_model(config, shape, classes, config.seed * 1000 + k)
-            for k in range(config.clusters)
-        ]
-        self.state = self.algorithm.initial_state(models)
+        if not self.clients:
+            self.clients = [self.scenario.client(i) for i in range(len(self.scenario))]
+        self.state = self.algorithm.initial_state(self.initial_models())
         records = {
-            c.name: ClientRecord(c.role, len(c.fit), concept=c.truth.concept) for c in self.clients
+            c.name: ClientRecord(c.role, len(c.fit), concept=c.truth.concept, style=c.truth.style)
+            for c in self.clients
         }
         self.state = replace(self.state, clients=records)
 
-    def runtime(self, client, round_number: int) -> ClientRuntime:
-        rng = np.random.default_rng([self.config.seed, round_number, hash(client.name) & 0xFFFF])
+    def initial_models(self) -> list[torch.nn.Module]:
+        shape, classes = self.scenario.input_shape, self.scenario.classes
+        return [
+            build_model(self.config, shape, classes, self.config.seed * 1000 + k)
+            for k in range(self.config.clusters)
+        ]
+
+    def runtime(self, client: ClientData, round_number: int) -> ClientRuntime:
+        name = zlib.crc32(client.name.encode())
         return ClientRuntime(
             self.config,
             self.bank,
@@ -52,19 +63,22 @@ class Federation:
             client.test,
             client.classes,
             self.config.count_noise,
-            rng,
+            np.random.default_rng([self.config.seed, round_number, name]),
         )
 
-    def round(self) -> RoundReport:
+    def round(self, names: Collection[str] | None = None) -> RoundReport:
+        """One round of all training clients, or of those named."""
         number = self.state.round + 1
         broadcast = self.algorithm.broadcast(self.state, number, self.scenario.classes)
         result = self.algorithm.begin_round()
+        self.replies = {}
         for client in self.clients:
-            if client.role != "train":
+            if client.role != "train" or (names is not None and client.name not in names):
                 continue
             state = self.client_states.get(client.name) or ClientState.start(self.state.clusters)
             reply, state = self.algorithm.train(broadcast, state, self.runtime(client, number))
             self.client_states[client.name] = state
+            self.replies[client.name] = reply
             self.algorithm.receive(self.state, result, client.name, reply)
         self.state, report = self.algorithm.end_round(self.state, result, number)
         self.train_loss = np.mean([m["loss"] for m in result.metrics.values()])

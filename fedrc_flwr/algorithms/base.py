@@ -137,7 +137,7 @@ class ClusteredAlgorithm:
         if config.clustering == "hard-train":
             weights_for_training = em.harden(responsibilities)
         active = [
-            k for k in range(clusters) if weights_for_training[:, k].max() >= config.skip_below
+            k for k in range(clusters) if 0 < weights_for_training[:, k].max() >= config.skip_below
         ]
         deltas = train(
             client.bank,
@@ -269,13 +269,15 @@ class ClusteredAlgorithm:
         }
         result.sums.add(deltas, reply.samples)
         record = state.clients[name]
+        released = (reply.noise > 0) * (1 if reply.cross_losses is None else 2)
         result.records[name] = replace(
             record,
             samples=reply.samples,
             label_counts=reply.label_counts,
             cross_losses=reply.cross_losses,
             noise=reply.noise,
-            releases=max(reply.releases, record.releases),
+            # A client that lost its state counts from zero again; what arrived before still counts.
+            releases=max(reply.releases, record.releases + released),
         )
         result.metrics[name] = reply.metrics
 

@@ -42,7 +42,7 @@ def impulse_noise(images: Images, severity: int, rng: np.random.Generator) -> ND
 def blur(images: Images, severity: int, rng: np.random.Generator) -> NDArray[np.floating]:
     """A camera out of focus."""
     sigma = _level(severity, 0.03, 0.04, 0.05, 0.06, 0.075) * images.shape[1]
-    return np.asarray(ndimage.gaussian_filter(images, (0, sigma, sigma)))
+    return ndimage.gaussian_filter(images, (0, sigma, sigma))
 
 
 def brightness(images: Images, severity: int, rng: np.random.Generator) -> NDArray[np.floating]:
@@ -52,7 +52,7 @@ def brightness(images: Images, severity: int, rng: np.random.Generator) -> NDArr
 
 def contrast(images: Images, severity: int, rng: np.random.Generator) -> NDArray[np.floating]:
     """Everything nearer to the image's mean."""
-    means = images.mean(axis=(1, 2), keepdims=True)
+    means: Images = images.mean(axis=(1, 2), keepdims=True)
     return (images - means) * _level(severity, 0.75, 0.6, 0.5, 0.4, 0.3) + means
 
 

@@ -18,6 +18,9 @@ class MetricsLog:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / METRICS
+        if self._path.exists():
+            with open(self._path, "rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, event: Event) -> None:
         """Add an event; it is on its way to the disk when this returns."""
@@ -34,10 +37,12 @@ class MetricsLog:
 
 def read_events(path: Path) -> list[Event]:
     """All whole lines of a metrics file; a torn one is skipped."""
+    return _parse(path.read_bytes()) if path.exists() else []
+
+
+def _parse(content: bytes) -> list[Event]:
     events: list[Event] = []
-    if not path.exists():
-        return events
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in content.decode("utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
         except json.JSONDecodeError:
@@ -45,6 +50,15 @@ def read_events(path: Path) -> list[Event]:
         if isinstance(event, dict):
             events.append(event)
     return events
+
+
+def read_json(path: Path) -> Event:
+    """The content of a JSON file, or nothing where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def write_json(path: Path, content: Event) -> None:
@@ -85,4 +99,5 @@ class MetricsTail:
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        # A file that was rewound and has grown since may be met in the middle of a line.
+        return _parse(whole)

@@ -50,11 +50,12 @@ class Terminal:
 
 def round_line(event: Event, rounds: int) -> str:
     """One round in one line."""
+    loss = "-" if event["loss"] is None else f"{event['loss']:.3f}"
     shares = " ".join(f"{share:.2f}" for share in event["shares"])
     parts = [
         f"round {event['round']:>{len(str(rounds))}}/{rounds}",
         f"{len(event['clusters'])} clusters [{shares}]",
-        f"loss {event['loss']:.3f}",
+        f"loss {loss}",
     ]
     if event.get("local_accuracy") is not None:
         parts.append(f"local {event['local_accuracy']:.3f}")

@@ -1,0 +1,1 @@
+"""Running a federation for real: certificates, keys, launchers, checks."""

@@ -1,0 +1,231 @@
+"""The operator's commands of ``fedrc``; thin on the modules beside this one."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrc_flwr.configuration import load_config, parse_setting
+from fedrc_flwr.errors import ConfigError, FedRCError, RunError
+
+FAILED, MISUSED = 1, 2
+certs = typer.Typer(help="The federation's certificates.", no_args_is_help=True)
+node = typer.Typer(help="The federation's nodes.", no_args_is_help=True)
+ServerFile = Annotated[Path, typer.Argument(help="The server's superlink.yaml.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Hang the operator's commands into ``fedrc``."""
+    app.add_typer(certs, name="certs")
+    app.add_typer(node, name="node")
+    for command in (superlink, serverapp, supernode, doctor, run):
+        app.command()(command)
+
+
+@certs.command("init")
+def certs_init(
+    directory: Annotated[Path, typer.Argument(help="Where they go.")],
+    name: Annotated[
+        list[str], typer.Option(help="Host name or address of the server. Repeatable.")
+    ],
+) -> None:
+    """Make an authority and the server's certificate."""
+    from deploy.certificates import create_authority, issue_server_certificate
+
+    def work() -> None:
+        create_authority(directory)
+        issue_server_certificate(directory, name)
+        typer.echo(f"made {directory}/ca.crt (copy it to every node) and {directory}/server.crt")
+
+    _guard(work)
+
+
+@certs.command("renew")
+def certs_renew(
+    directory: Annotated[Path, typer.Argument(help="Where they are.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="New list of names; default: those it has.")
+    ] = None,
+) -> None:
+    """Renew the server's certificate under the same authority. Restart the SuperLink afterwards."""
+    from deploy.certificates import (
+        SERVER_CERTIFICATE,
+        facts,
+        issue_server_certificate,
+        load_certificate,
+    )
+
+    def work() -> None:
+        names = name or facts(load_certificate(directory / SERVER_CERTIFICATE)).names
+        certificate = issue_server_certificate(directory, names)
+        typer.echo(
+            f"renewed for {', '.join(names)} until {certificate.not_valid_after_utc:%Y-%m-%d}"
+        )
+
+    _guard(work)
+
+
+@node.command("key")
+def node_key(path: Annotated[Path, typer.Argument(help="The private key's file.")]) -> None:
+    """Make a node's key pair, on the node itself: the private half never leaves it."""
+    from deploy.certificates import create_node_key
+
+    def work() -> None:
+        public = create_node_key(path)
+        typer.echo(f"made {path}; take {public} to the server: fedrc node register")
+
+    _guard(work)
+
+
+@node.command("register")
+def node_register(
+    file: ServerFile, public_key: Annotated[Path, typer.Argument(help="The node's .pub file.")]
+) -> None:
+    """Let a node in by its public key."""
+    _answer(file, lambda control: control.register(public_key.resolve()))
+
+
+@node.command("remove")
+def node_remove(
+    file: ServerFile, node_id: Annotated[str, typer.Argument(help="As `fedrc node list` shows.")]
+) -> None:
+    """Shut a node out."""
+    _answer(file, lambda control: control.unregister(node_id))
+
+
+@node.command("list")
+def node_list(file: ServerFile) -> None:
+    """Show the registered nodes."""
+    from deploy.doctor import list_nodes
+    from deploy.files import read_superlink_file
+
+    def work() -> None:
+        for finding in list_nodes(read_superlink_file(file)):
+            typer.echo(finding.text)
+
+    _guard(work)
+
+
+def superlink(file: ServerFile) -> None:
+    """Check superlink.yaml and run the SuperLink."""
+    from deploy.launch import launch_superlink
+
+    _guard(lambda: launch_superlink(file))
+
+
+def serverapp(file: ServerFile) -> None:
+    """Run the executor of ServerApps beside the SuperLink."""
+    from deploy.launch import launch_serverapp
+
+    _guard(lambda: launch_serverapp(file))
+
+
+def supernode(file: Annotated[Path, typer.Argument(help="This node's node.yaml.")]) -> None:
+    """Check node.yaml and run the node."""
+    from deploy.launch import launch_supernode
+
+    _guard(lambda: launch_supernode(file))
+
+
+def doctor(
+    server: Annotated[Path | None, typer.Option(help="A superlink.yaml to examine.")] = None,
+    node: Annotated[Path | None, typer.Option(help="A node.yaml to examine.")] = None,
+) -> None:
+    """Examine a side: files, certificates, clocks, health, nodes, the last round."""
+    from deploy.doctor import examine_node, examine_superlink
+    from deploy.files import read_node_file, read_superlink_file
+    from deploy.preflight import ERROR, Finding
+
+    def work() -> None:
+        if server is None and node is None:
+            raise ConfigError("name a side: --server superlink.yaml or --node node.yaml")
+        findings: list[Finding] = []
+        if server is not None:
+            findings += _show(examine_superlink(read_superlink_file(server)))
+        if node is not None:
+            findings += _show(examine_node(read_node_file(node)))
+        if any(finding.level == ERROR for finding in findings):
+            raise typer.Exit(FAILED)
+
+    def _show(findings: Iterable[Finding]) -> list[Finding]:
+        shown = []
+        for finding in findings:
+            typer.echo(str(finding))
+            shown.append(finding)
+        return shown
+
+    _guard(work)
+
+
+def run(
+    file: ServerFile,
+    scenario: Annotated[str | None, typer.Option(help="Scenario by name.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name; with --resume, of the run to go on with.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Resume this often by itself when the server side dies.")
+    ] = 0,
+) -> None:
+    """Run the app on a real federation, and say how it really ended."""
+    from deploy.files import read_superlink_file
+    from deploy.submit import run as submit
+    from fedrc_flwr.cli import resumed_settings
+    from fedrc_flwr.report.terminal import Terminal, summary_lines
+
+    def work() -> None:
+        server = read_superlink_file(file)
+        given = {} if not resume else resumed_settings(server.outputs / (name or ""))
+        if scenario is not None:
+            given["scenario"] = scenario
+        given |= dict(parse_setting(text) for text in settings or [])
+        config = load_config(given)
+        run_name = (
+            name
+            or f"{config.scenario}-{config.algorithm}-seed{config.seed}-"
+            + time.strftime("%Y%m%d-%H%M%S")
+        )
+        if not resume and (server.outputs / run_name / "checkpoints").is_dir():
+            raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
+        with Terminal(config.rounds) as terminal:
+            done = submit(server, given, run_name, terminal.show, retries)
+        if not done.completed:
+            typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
+            typer.echo(f"to go on: fedrc run {file} --name {run_name} --resume", err=True)
+            raise typer.Exit(FAILED)
+        for line in summary_lines(done.summary, done.directory):
+            typer.echo(line)
+
+    _guard(work)
+
+
+def _answer(file: Path, call: Callable[..., dict[str, object]]) -> None:
+    from deploy.files import read_superlink_file
+    from deploy.submit import connect
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
+            answer = call(connect(read_superlink_file(file), Path(scratch)))
+        if not answer.get("success"):
+            raise RunError(str(answer.get("error-message", answer)))
+        typer.echo(", ".join(f"{k}: {v}" for k, v in answer.items() if k != "success"))
+
+    _guard(work)
+
+
+def _guard(work: Callable[[], None]) -> None:
+    """Errors of ours end with a sentence, not with a traceback."""
+    try:
+        work()
+    except FedRCError as error:
+        typer.echo(f"fedrc: {error}", err=True)
+        raise typer.Exit(MISUSED) from None

@@ -1,0 +1,103 @@
+"""The preflight and the health of a side that is running, by hand."""
+
+from __future__ import annotations
+
+import http.client
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.files import Address, NodeFile, SuperLinkFile
+from deploy.preflight import (
+    ERROR,
+    OK,
+    WARNING,
+    Finding,
+    check_node,
+    check_port,
+    check_reachable,
+    check_superlink,
+)
+from deploy.submit import connect
+from fedrc_flwr.report.log import METRICS, read_events
+
+HEALTH_SECONDS = 5.0
+
+
+def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
+    """Files, certificates, health, nodes, and the age of the last round."""
+    yield from check_superlink(file, starting=False)
+    findings = list(check_reachable(file.address, file.tls.ca if file.tls else None))
+    yield from findings
+    if file.health is not None:
+        yield grpc_health(file.health, "SuperLink")
+    if all(finding.level != ERROR for finding in findings):
+        yield from list_nodes(file)
+    yield last_round(file.outputs)
+
+
+def examine_node(file: NodeFile) -> Iterator[Finding]:
+    """Files, key, the SuperLink as seen from here, and the node's own health."""
+    yield from check_node(file, starting=False)
+    if check_port(file.listen).level == OK:
+        yield Finding(WARNING, f"nothing listens on {file.listen}: the node is not running")
+    else:
+        yield http_health(file.listen)
+    if file.health is not None:
+        yield grpc_health(file.health, "SuperNode")
+
+
+def http_health(address: Address) -> Finding:
+    """Ask a SuperNode's own /health."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return Finding(ERROR, f"{address}/health does not answer: {error}")
+    finally:
+        connection.close()
+    return Finding(OK if status == 200 else ERROR, f"{address}/health answers {status}")
+
+
+def grpc_health(address: Address, who: str) -> Finding:
+    """Ask through the gRPC health protocol."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(str(address)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)
+        except grpc.RpcError as error:
+            return Finding(ERROR, f"{who}'s gRPC health at {address}: {error.code().name}")
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    level = OK if status == "SERVING" else ERROR
+    return Finding(level, f"{who}'s gRPC health at {address}: {status}")
+
+
+def list_nodes(file: SuperLinkFile) -> Iterator[Finding]:
+    """Which nodes are registered, and which of them are online."""
+    with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
+        nodes = connect(file, Path(scratch)).nodes()
+    online = [node for node in nodes if node.get("status") == "online"]
+    level = OK if online else WARNING
+    yield Finding(level, f"{len(nodes)} nodes registered, {len(online)} online")
+    for node in nodes:
+        yield Finding(OK, f"  node {node.get('node-id')}: {node.get('status')}")
+
+
+def last_round(outputs: Path) -> Finding:
+    """How long ago the last round of any run ended."""
+    logs = sorted(outputs.glob(f"*/{METRICS}"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return Finding(OK, f"no run yet in {outputs}")
+    events = [event for event in read_events(logs[-1]) if event.get("event") == "round"]
+    ended = any(event.get("event") == "end" for event in read_events(logs[-1]))
+    minutes = (time.time() - logs[-1].stat().st_mtime) / 60
+    number = events[-1]["round"] if events else 0
+    state = "ended" if ended else "under way"
+    return Finding(
+        OK, f"run {logs[-1].parent.name} {state}: round {number}, {minutes:.1f} minutes ago"
+    )

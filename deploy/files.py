@@ -1,0 +1,209 @@
+"""The one readable file that each side starts from: superlink.yaml, node.yaml."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from deploy.flower import Tls
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Address:
+    """``host:port``."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class SuperLinkFile:
+    """The server's file.
+
+    Parameters
+    ----------
+    address : how nodes and operators reach the SuperLink; a name of its certificate
+    listen : where it listens
+    certificates : directory with ca.crt, server.crt and server.key
+    state : directory of the SuperLink's database and of the executor's secret
+    outputs : directory of the runs' results
+    health : where the gRPC health protocol is answered, plain text: keep it on loopback
+    insecure : plain text and no node authentication, for trials on one machine
+    """
+
+    address: Address
+    listen: Address
+    state: Path
+    outputs: Path
+    certificates: Path | None = None
+    health: Address | None = None
+    insecure: bool = False
+
+    @property
+    def tls(self) -> Tls | None:
+        """The certificates' paths, or None where plain text was asked for by name."""
+        if self.certificates is None:
+            return None
+        return Tls(
+            self.certificates / CA_CERTIFICATE,
+            self.certificates / SERVER_CERTIFICATE,
+            self.certificates / SERVER_KEY,
+        )
+
+    @property
+    def secret(self) -> Path:
+        """The secret that SuperLink and ServerApp executor share."""
+        return self.state / "executor.secret"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's database."""
+        return self.state / "superlink.db"
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """A client's file.
+
+    Parameters
+    ----------
+    name : the client's stable name; the server's tables are keyed by it
+    role : ``train``, or ``observe`` for a client that is evaluated but never trained on
+    superlink : the SuperLink's address
+    ca : the federation's ca.crt
+    key : this node's private key
+    partition : which part of the scenario's data this node holds
+    device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+    count_noise : standard deviation xi of the noise on this node's label counts; None: the run's
+    state : directory of the client's state
+    listen : where the node talks to its own client processes; keep it on loopback
+    health : where the gRPC health protocol is answered; keep it on loopback
+    insecure : plain text and no key, for trials on one machine
+    """
+
+    name: str
+    superlink: Address
+    state: Path
+    partition: int
+    role: str = TRAIN
+    ca: Path | None = None
+    key: Path | None = None
+    device: str = "auto"
+    count_noise: float | None = None
+    listen: Address = Address("127.0.0.1", 9094)
+    health: Address | None = None
+    insecure: bool = False
+
+    def node_config(self) -> dict[str, Any]:
+        """What the client app is told about its node."""
+        config: dict[str, Any] = {
+            "name": self.name,
+            "role": self.role,
+            "partition-id": self.partition,
+            "device": self.device,
+            "state-dir": str(self.state),
+        }
+        if self.count_noise is not None:
+            config["count-noise"] = float(self.count_noise)
+        return config
+
+
+def read_superlink_file(path: Path) -> SuperLinkFile:
+    """Read and check superlink.yaml; relative paths count from the file's own directory."""
+    content = _read(path, SuperLinkFile)
+    file = SuperLinkFile(**content)
+    _demand_security(path, file.insecure, {"certificates": file.certificates})
+    return file
+
+
+def read_node_file(path: Path) -> NodeFile:
+    """Read and check node.yaml; relative paths count from the file's own directory."""
+    content = _read(path, NodeFile)
+    file = NodeFile(**content)
+    if not file.name.strip() or len(file.name) > 128:
+        raise ConfigError(f"{path}: name = {file.name!r}: expected 1 to 128 characters")
+    if file.role not in (TRAIN, OBSERVE):
+        raise ConfigError(f"{path}: role = {file.role!r}: expected {TRAIN} or {OBSERVE}")
+    if file.partition < 0:
+        raise ConfigError(f"{path}: partition = {file.partition}: expected a number from 0")
+    if file.count_noise is not None and not file.count_noise >= 0:
+        raise ConfigError(f"{path}: count-noise = {file.count_noise}: expected a number from 0")
+    _demand_security(path, file.insecure, {"ca": file.ca, "key": file.key})
+    return file
+
+
+def _demand_security(path: Path, insecure: bool, needed: dict[str, Path | None]) -> None:
+    """Plain text only by name, never by a forgotten line."""
+    missing = [name for name, value in needed.items() if value is None]
+    if insecure and len(missing) < len(needed):
+        raise ConfigError(
+            f"{path}: insecure: true contradicts {', '.join(set(needed) - set(missing))}"
+        )
+    if not insecure and missing:
+        raise ConfigError(
+            f"{path}: {', '.join(missing)} missing. For plain text on a machine that you trust, "
+            "say insecure: true"
+        )
+
+
+def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected lines of the form `key: value`")
+    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(kind)}
+    values = {}
+    for name, value in content.items():
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), list(fields), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(fields)}"
+            raise ConfigError(f"{path}: unknown key {name!r}{hint}")
+        values[fields[name].name] = _convert(path, name, value, str(fields[name].type))
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and field.name not in values:
+            raise ConfigError(f"{path}: {name} is missing")
+    return values
+
+
+def _convert(path: Path, name: str, value: Any, kind: str) -> Any:
+    wanted = {
+        "Address": "host:port", "Path": "a path", "bool": "true or false",
+        "int": "a whole number", "float": "a number", "str": "text",
+    }[kind.removesuffix(" | None")]  # fmt: skip
+    problem = ConfigError(f"{path}: {name} = {value!r}: expected {wanted}")
+    match kind.removesuffix(" | None"):
+        case "Address":
+            host, colon, port = str(value).rpartition(":")
+            if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+                raise problem
+            return Address(host.strip("[]"), int(port))
+        case "Path":
+            if not isinstance(value, str) or not value:
+                raise problem
+            return (path.resolve().parent / Path(value).expanduser()).resolve()
+        case "bool":
+            if not isinstance(value, bool):
+                raise problem
+        case "int":
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise problem
+        case "float":
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise problem
+        case "str":
+            if not isinstance(value, str):
+                raise problem
+    return value

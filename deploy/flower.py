@@ -1,0 +1,186 @@
+"""Flower's programs and their flags, in one place: they change between releases."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrc_flwr.errors import ConfigError
+
+CONNECTION = "fedrc"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Paths of the certificates that a server shows."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def program(name: str) -> str:
+    """A program of the environment that this one runs in."""
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        raise ConfigError(f"{name} is not installed here: pip install 'flwr[simulation]>=1.41'")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """What Flower must be told so that it works offline and installs nothing by itself."""
+    return {
+        **os.environ,
+        # Flower starts its parts by name.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def simulation_superlink(port: int) -> list[str]:
+    """A SuperLink that simulates, on loopback."""
+    return [program("flower-superlink"), "--simulation", "--insecure", "--host", "127.0.0.1",
+            "--port", str(port)]  # fmt: skip
+
+
+def superlink(
+    host: str, port: int, tls: Tls | None, database: Path, secret: Path, health: str | None
+) -> list[str]:
+    """The server's long-lived half; the ServerApp runs in a process of its own."""
+    command = [
+        program("flower-superlink"), "--host", host, "--port", str(port),
+        "--isolation", "process", "--database", str(database),
+        "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+    if tls is None:
+        command.append("--insecure")
+    else:
+        command += ["--ssl-ca-certfile", str(tls.ca), "--ssl-certfile", str(tls.certificate),
+                    "--ssl-keyfile", str(tls.key), "--enable-supernode-auth"]  # fmt: skip
+    if health is not None:
+        command += ["--health-server-address", health]
+    return command
+
+
+def serverapp_executor(address: str, ca: Path | None, secret: Path) -> list[str]:
+    """What runs the ServerApp, beside the SuperLink so that neither takes the other down."""
+    command = [program("flower-superexec"), "--runtime-api-address", address,
+               "--superexec-auth-secret-file", str(secret)]  # fmt: skip
+    return [*command, *(["--insecure"] if ca is None else ["--root-certificates", str(ca)])]
+
+
+def supernode(
+    superlink_address: str,
+    ca: Path | None,
+    key: Path | None,
+    host: str,
+    port: int,
+    node_config: Mapping[str, Any],
+    health: str | None,
+) -> list[str]:
+    """A client node; it starts a process for each message by itself."""
+    settings = " ".join(f"{name}={toml(value)}" for name, value in node_config.items())
+    command = [program("flower-supernode"), "--superlink", superlink_address, "--host", host,
+               "--port", str(port), "--node-config", settings]  # fmt: skip
+    command += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
+    if key is not None:
+        command += ["--auth-supernode-private-key", str(key)]
+    if health is not None:
+        command += ["--health-server-address", health]
+    return command
+
+
+def write_connection(home: Path, address: str, ca: Path | None) -> None:
+    """A Flower home that knows one SuperLink."""
+    home.mkdir(parents=True, exist_ok=True)
+    trust = "insecure = true" if ca is None else f"root-certificates = {toml(str(ca))}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f"address = {toml(address)}\n{trust}\n",
+        encoding="utf-8",
+    )
+
+
+class Control:
+    """Calls of ``flwr`` against one SuperLink."""
+
+    def __init__(self, home: Path, environment_: Mapping[str, str]) -> None:
+        self._environment = {**environment_, "FLWR_HOME": str(home)}
+        self._directory = home
+
+    def run(self, app: Path, run_config: Mapping[str, Any], federation: str | None = None) -> str:
+        """Submit the app; returns the run's id."""
+        from fedrc_flwr.errors import RunError
+
+        overrides = self._directory / "run-config.toml"
+        lines = [f"{name} = {toml(value)}\n" for name, value in run_config.items()]
+        overrides.write_text("".join(lines), encoding="utf-8")
+        simulated = [] if federation is None else ["--federation-config", federation]
+        answer = self._call("run", str(app), CONNECTION, "--run-config", str(overrides), *simulated)
+        if not answer.get("success"):
+            raise RunError(f"flwr run refused the app: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """``finished:completed`` is what a run that went well ends with."""
+        runs = self._call("list", CONNECTION, "--run-id", run_id).get("runs") or [{}]
+        return str(runs[0].get("status", ""))
+
+    def stop(self, run_id: str) -> None:
+        """Stop a run."""
+        self._call("stop", run_id, CONNECTION)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The registered nodes, as Flower lists them."""
+        return list(self._call("supernode", "list", CONNECTION).get("nodes") or [])
+
+    def register(self, public_key: Path) -> dict[str, Any]:
+        """Let a node in."""
+        return self._call("supernode", "register", str(public_key), CONNECTION)
+
+    def unregister(self, node_id: str) -> dict[str, Any]:
+        """Shut a node out."""
+        return self._call("supernode", "unregister", node_id, CONNECTION)
+
+    def log(self, run_id: str) -> str:
+        """What the run's ServerApp printed."""
+        done = self._execute("log", run_id, CONNECTION, "--show")
+        return done.stdout
+
+    def _call(self, *arguments: str) -> dict[str, Any]:
+        done = self._execute(*arguments, "--format", "json")
+        start = done.stdout.find("{")
+        try:
+            answer = json.loads(done.stdout[start:]) if start >= 0 else {}
+        except json.JSONDecodeError:
+            answer = {}
+        if isinstance(answer, dict) and answer:
+            return answer
+        return {"success": False, "error-message": (done.stderr or done.stdout).strip()[-2000:]}
+
+    def _execute(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program("flwr"), *arguments], env=self._environment, cwd=self._directory,
+            capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+
+def toml(value: Any) -> str:
+    """A scalar as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)

@@ -1,0 +1,92 @@
+"""Starting the two sides: check first, then become Flower's program."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from deploy import flower
+from deploy.certificates import write_secret
+from deploy.files import Address, NodeFile, SuperLinkFile, read_node_file, read_superlink_file
+from deploy.preflight import ERROR, OK, Finding, check_node, check_reachable, check_superlink
+from fedrc_flwr.errors import ConfigError
+
+
+def launch_superlink(path: Path) -> None:
+    """Check superlink.yaml and run the SuperLink in this process."""
+    file = read_superlink_file(path)
+    demand(check_superlink(file))
+    ensure_secret(file.secret)
+    _become(superlink_command(file))
+
+
+def launch_serverapp(path: Path) -> None:
+    """Run the executor of ServerApps, beside the SuperLink of the same file, in this process."""
+    file = read_superlink_file(path)
+    local = local_address(file)
+    demand(check_reachable(local, file.tls.ca if file.tls else None))
+    ensure_secret(file.secret)
+    _become(serverapp_command(file), cwd=file.outputs)
+
+
+def launch_supernode(path: Path) -> None:
+    """Check node.yaml and run the SuperNode in this process."""
+    file = read_node_file(path)
+    demand(check_node(file))
+    _become(supernode_command(file), cwd=file.state)
+
+
+def superlink_command(file: SuperLinkFile) -> list[str]:
+    """What runs the SuperLink of a file."""
+    health = str(file.health) if file.health else None
+    return flower.superlink(
+        file.listen.host, file.listen.port, file.tls, file.database, file.secret, health
+    )
+
+
+def serverapp_command(file: SuperLinkFile) -> list[str]:
+    """What runs the ServerApps of a file."""
+    ca = file.tls.ca if file.tls else None
+    return flower.serverapp_executor(str(local_address(file)), ca, file.secret)
+
+
+def supernode_command(file: NodeFile) -> list[str]:
+    """What runs the node of a file."""
+    health = str(file.health) if file.health else None
+    return flower.supernode(
+        str(file.superlink), file.ca, file.key, file.listen.host, file.listen.port,
+        file.node_config(), health,
+    )  # fmt: skip
+
+
+def local_address(file: SuperLinkFile) -> Address:
+    """How programs on the server's own machine reach it: by a name of its certificate."""
+    return file.address
+
+
+def ensure_secret(path: Path) -> None:
+    """Make the secret that SuperLink and executor share, once."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_secret(path, secrets.token_hex(32).encode())
+
+
+def demand(findings: Iterable[Finding]) -> None:
+    """Print what is not in order, and refuse to go on with an error."""
+    errors = []
+    for finding in findings:
+        if finding.level != OK:
+            print(finding, flush=True)
+        if finding.level == ERROR:
+            errors.append(finding.text)
+    if errors:
+        raise ConfigError("not started: " + "; ".join(errors))
+
+
+def _become(command: list[str], cwd: Path | None = None) -> None:
+    """Replace this process: signals and exit codes are Flower's own from here on."""
+    if cwd is not None:
+        os.chdir(cwd)
+    os.execve(command[0], command, flower.environment())

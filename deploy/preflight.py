@@ -1,0 +1,232 @@
+"""Checks before a start, each a sentence: what is wrong and what to do."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import http.client
+import shutil
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy import certificates
+from deploy.files import Address, NodeFile, SuperLinkFile
+from fedrc_flwr.errors import ConfigError
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+DAYS_TO_WARN = 30
+FREE_BYTES = 1_000_000_000
+CLOCK_SKEW_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome."""
+
+    level: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<7} {self.text}"
+
+
+def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Finding]:
+    """Everything that the SuperLink needs. ``starting``: its port must still be free."""
+    if file.tls is None:
+        yield Finding(WARNING, "insecure: true: plain text, and any node is let in")
+    else:
+        yield from check_certificates(file)
+    yield check_folder(file.state, "state")
+    yield check_folder(file.outputs, "outputs")
+    if starting:
+        yield check_port(file.listen)
+
+
+def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
+    """The server's certificate: there, in time, for the right name, with its key kept private."""
+    tls = file.tls
+    if tls is None:
+        return
+    try:
+        authority = certificates.load_certificate(tls.ca)
+        certificate = certificates.load_certificate(tls.certificate)
+        fits = certificates.key_fits(tls.key, certificate)
+    except ConfigError as error:
+        yield Finding(ERROR, f"{error}; `fedrc certs init` makes certificates")
+        return
+    if not fits:
+        yield Finding(ERROR, f"{tls.key} is not the key of {tls.certificate}: `fedrc certs renew`")
+    if not certificates.is_signed_by(certificate, authority):
+        yield Finding(ERROR, f"{tls.certificate} was not issued by {tls.ca}: `fedrc certs renew`")
+    for name, path, one in (
+        ("authority", tls.ca, authority),
+        ("server", tls.certificate, certificate),
+    ):
+        yield check_dates(name, path, certificates.facts(one))
+    names = certificates.facts(certificate).names
+    if file.address.host not in names:
+        yield Finding(
+            ERROR,
+            f"the certificate is for {', '.join(names)}, but address is {file.address.host}: "
+            f"`fedrc certs renew --name {file.address.host}`",
+        )
+    yield check_private(tls.key)
+
+
+def check_dates(name: str, path: Path, facts: certificates.CertificateFacts) -> Finding:
+    """Whether a certificate is valid now and for a while."""
+    days = facts.days_left()
+    if days < 0:
+        return Finding(ERROR, f"{path} expired {-days:.0f} days ago: `fedrc certs renew`")
+    if facts.not_before > datetime.datetime.now(datetime.UTC):
+        return Finding(ERROR, f"{path} is not valid before {facts.not_before}: check this clock")
+    level = WARNING if days < DAYS_TO_WARN else OK
+    return Finding(level, f"{name} certificate valid for {days:.0f} more days")
+
+
+def check_private(path: Path) -> Finding:
+    """Whether a key can be read by its owner alone."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        return Finding(ERROR, f"{path}: {error.strerror}")
+    if mode & 0o077:
+        return Finding(ERROR, f"{path} can be read by others (mode {mode:04o}): chmod 600 {path}")
+    return Finding(OK, f"{path.name} is private")
+
+
+def check_folder(path: Path, name: str) -> Finding:
+    """Whether a directory can be written to and has room."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".fedrc-probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        return Finding(ERROR, f"{name} directory {path} cannot be written to: {error.strerror}")
+    free = shutil.disk_usage(path).free
+    if free < FREE_BYTES:
+        return Finding(WARNING, f"{name} directory {path} has {free / 1e9:.1f} GB left")
+    return Finding(OK, f"{name} directory {path}")
+
+
+def check_port(address: Address) -> Finding:
+    """Whether a port can be listened on."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            return Finding(
+                ERROR, f"cannot listen on {address}: {error.strerror}; is another one running?"
+            )
+    return Finding(OK, f"{address} is free")
+
+
+def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
+    """Everything that a node needs. ``starting``: its port must still be free."""
+    if file.insecure:
+        yield Finding(WARNING, "insecure: true: plain text, and no proof of who this node is")
+    if file.key is not None:
+        yield check_private(file.key)
+    yield from check_reachable(file.superlink, file.ca)
+    yield check_folder(file.state, "state")
+    yield check_device(file.device)
+    if starting:
+        yield check_port(file.listen)
+
+
+def check_device(name: str) -> Finding:
+    """Whether the device is there."""
+    if name in ("auto", "cpu"):
+        return Finding(OK, f"device {name}")
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        return Finding(ERROR, f"device {name} cannot be used: {reason}; use auto or cpu")
+    return Finding(OK, f"device {name}")
+
+
+def check_reachable(address: Address, ca: Path | None) -> Iterator[Finding]:
+    """Whether the SuperLink answers, with a certificate that this side trusts, at the same time."""
+    try:
+        response_date = fetch_health(address, ca)
+    except ssl.SSLCertVerificationError as error:
+        yield Finding(ERROR, _explain_certificate(address, ca, error))
+        return
+    except ssl.SSLError as error:
+        yield Finding(
+            ERROR,
+            f"{address} does not speak TLS ({error.reason}): is it started with insecure: true?",
+        )
+        return
+    except ConfigError as error:
+        yield Finding(ERROR, str(error))
+        return
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        hint = "is it started, is the address right, does a firewall stand between?"
+        if ca is None and isinstance(error, (http.client.HTTPException, ConnectionError)):
+            hint = "it may expect TLS: give ca and key instead of insecure: true"
+        yield Finding(ERROR, f"the SuperLink at {address} does not answer: {reason}; {hint}")
+        return
+    yield Finding(OK, f"the SuperLink at {address} answers")
+    if response_date is not None:
+        yield check_clock(response_date)
+
+
+def check_clock(theirs: datetime.datetime) -> Finding:
+    """Whether two clocks agree; Flower refuses messages whose time stamps are off."""
+    skew = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
+    if abs(skew) > CLOCK_SKEW_SECONDS:
+        return Finding(ERROR, f"this clock is {skew:+.0f} seconds off the server's: set up NTP")
+    return Finding(OK, "clocks agree")
+
+
+def fetch_health(address: Address, ca: Path | None) -> datetime.datetime | None:
+    """Ask for /health; returns the server's time. Raises what went wrong."""
+    connection: http.client.HTTPConnection
+    if ca is None:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=CONNECT_SECONDS)
+    else:
+        certificates.load_certificate(ca)
+        context = ssl.create_default_context(cafile=str(ca))
+        connection = http.client.HTTPSConnection(
+            address.host, address.port, timeout=CONNECT_SECONDS, context=context
+        )
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        response.read()
+        if response.status != 200:
+            raise http.client.HTTPException(f"status {response.status}")
+        date = response.getheader("Date")
+        return email.utils.parsedate_to_datetime(date) if date else None
+    finally:
+        connection.close()
+
+
+def _explain_certificate(
+    address: Address, ca: Path | None, error: ssl.SSLCertVerificationError
+) -> str:
+    if "expired" in error.verify_message:
+        return f"the certificate of {address} has expired: renew it on the server"
+    if "mismatch" in error.verify_message or "not valid for" in error.verify_message:
+        return (
+            f"the certificate of {address} is not for {address.host}: on the server, "
+            f"`fedrc certs renew --name {address.host}`"
+        )
+    return (
+        f"the certificate of {address} was not issued by {ca}: copy the server's ca.crt here again "
+        f"({error.verify_message})"
+    )

@@ -1,0 +1,254 @@
+"""One node: put together from its configuration, with a state that outlives the process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from flwr.common.serde import context_from_proto, context_to_proto
+
+from client_app import node as module
+from client_app.node import Node, StateStore
+from fedrc_flwr.em import AdamMoments
+from fedrc_flwr.errors import ConfigError, DataError
+from fedrc_flwr.state import ClientState
+
+RUN_CONFIG = {"clients": 4, "clusters": 2, "hidden": 4, "samples-per-client": 20}
+
+
+def make_context(
+    run_config: dict[str, Any] | None = None, run_id: int = 1, **node_config: Any
+) -> Context:
+    return Context(
+        run_id=run_id,
+        node_id=9,
+        node_config={"partition-id": 0, **node_config},
+        state=RecordDict(),
+        run_config={**RUN_CONFIG, **(run_config or {})},
+    )
+
+
+def client_state(round_number: int, moments: bool = False) -> ClientState:
+    rng = np.random.default_rng(round_number)
+    memory = AdamMoments(*rng.random((3, 5, 2))) if moments else None
+    return ClientState(round_number, (0, 4), rng.random(2), memory, releases=3 * round_number)
+
+
+def assert_same(one: ClientState | None, other: ClientState) -> None:
+    assert one is not None
+    assert (one.round, one.clusters, one.releases) == (other.round, other.clusters, other.releases)
+    np.testing.assert_array_equal(one.mixture_weights, other.mixture_weights)
+    assert (one.moments is None) == (other.moments is None)
+    if one.moments is not None and other.moments is not None:
+        for name in ("responsibilities", "first", "second"):
+            np.testing.assert_array_equal(getattr(one.moments, name), getattr(other.moments, name))
+
+
+# --- configuration ------------------------------------------------------------------------------
+
+
+def test_node_is_the_client_of_its_partition() -> None:
+    nodes = [Node(make_context(**{"partition-id": index})) for index in range(7)]
+
+    assert [node.data.name for node in nodes] == [
+        "client-0", "client-1", "client-2", "client-3", "observer-0", "observer-1", "observer-2",
+    ]  # fmt: skip
+    assert len({node.layout for node in nodes}) == 1
+
+
+@pytest.mark.parametrize("value", ["0", 1.5, True, None])
+def test_partition_that_is_no_whole_number_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"partition-id = {value!r}, expected a whole number"):
+        Node(make_context(**{"partition-id": value}))
+
+
+def test_missing_partition_is_refused() -> None:
+    context = make_context()
+    del context.node_config["partition-id"]
+
+    with pytest.raises(ConfigError, match="partition-id = None"):
+        Node(context)
+
+
+@pytest.mark.parametrize("index", [-1, 7])
+def test_partition_outside_the_scenario_is_refused(index: int) -> None:
+    with pytest.raises(DataError, match=f"client {index}"):
+        Node(make_context(**{"partition-id": index}))
+
+
+@pytest.mark.parametrize("where", ["node", "run"])
+@pytest.mark.parametrize("device", ["warp-drive", "cpu:x", "0", "", "cuda:4095"])
+def test_device_that_is_not_there_is_refused(device: str, where: str) -> None:
+    context = make_context(device=device) if where == "node" else make_context({"device": device})
+
+    with pytest.raises(ConfigError, match=f"device = {device!r}"):
+        Node(context)
+
+
+def test_device_of_the_node_wins_over_that_of_the_run() -> None:
+    node = Node(make_context({"device": "warp-drive"}, device="cpu"))
+
+    assert node.bank.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf, "much", True])
+def test_noise_that_is_no_deviation_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"count-noise = {value!r}, expected"):
+        Node(make_context(**{"count-noise": value}))
+
+
+def test_noise_of_the_node_wins_over_that_of_the_run() -> None:
+    run = {"count-noise": 2.0}
+
+    assert Node(make_context(run)).noise == 2.0
+    assert Node(make_context(run, **{"count-noise": 5})).noise == 5.0
+    assert Node(make_context(run, **{"count-noise": 0})).noise == 0.0
+
+
+def test_run_configuration_is_checked() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'cluster'"):
+        Node(make_context({"cluster": 2}))
+
+
+def test_batches_follow_from_seed_round_and_name_alone() -> None:
+    def draw(round_number: int, partition: int = 0, seed: int = 0) -> float:
+        node = Node(make_context({"seed": seed}, **{"partition-id": partition}))
+        return float(node.runtime(round_number).rng.random())
+
+    assert draw(1) == draw(1)
+    assert len({draw(1), draw(2), draw(1, partition=1), draw(1, seed=1)}) == 4
+
+
+def test_noise_does_not_follow_from_the_seed() -> None:
+    node = Node(make_context())
+
+    assert node.runtime(1).noise_rng.random() != node.runtime(1).noise_rng.random()
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["context", "disk"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore:
+    return StateStore(make_context(), tmp_path / "state" if request.param == "disk" else None)
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_state_comes_back_as_it_was(store: StateStore, moments: bool) -> None:
+    store.save(client_state(3, moments))
+
+    assert_same(store.load(before_round=4), client_state(3, moments))
+
+
+def test_there_is_no_state_before_the_first(store: StateStore) -> None:
+    assert store.load(before_round=1) is None
+    store.save(client_state(1))
+    assert store.load(before_round=1) is None
+
+
+def test_last_two_rounds_are_kept(store: StateStore) -> None:
+    for number in (1, 2, 5, 10):
+        store.save(client_state(number))
+
+    assert_same(store.load(before_round=99), client_state(10))
+    assert_same(store.load(before_round=10), client_state(5))
+    assert store.load(before_round=5) is None
+
+
+def test_repeated_round_finds_the_state_from_before_it(store: StateStore) -> None:
+    for number in (1, 2, 2, 2):
+        store.save(client_state(number))
+
+    assert_same(store.load(before_round=2), client_state(1))
+
+
+def test_context_does_not_grow_with_the_rounds() -> None:
+    context = make_context()
+    store = StateStore(context, None)
+
+    sizes = []
+    for number in range(1, 6):
+        store.save(client_state(number, moments=True))
+        sizes.append(len(context.state))
+
+    assert sizes == [2, 4, 4, 4, 4]
+
+
+def test_state_on_disk_is_not_kept_in_the_context_too(tmp_path: Path) -> None:
+    context = make_context()
+
+    StateStore(context, tmp_path).save(client_state(1))
+
+    assert len(context.state) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+
+
+def test_state_in_the_context_survives_the_way_that_flower_sends_it() -> None:
+    context = make_context()
+    StateStore(context, None).save(client_state(3, moments=True))
+
+    arrived = context_from_proto(context_to_proto(context))
+
+    assert_same(StateStore(arrived, None).load(before_round=4), client_state(3, moments=True))
+
+
+def test_restarted_node_finds_its_state_on_disk(tmp_path: Path) -> None:
+    run = {"run-name": "trial"}
+    Node(make_context(run, run_id=1, **{"state-dir": str(tmp_path)})).states.save(client_state(3))
+
+    again = Node(make_context(run, run_id=2, **{"state-dir": str(tmp_path)}))
+
+    assert_same(again.states.load(before_round=4), client_state(3))
+
+
+def test_states_of_runs_and_clients_are_kept_apart(tmp_path: Path) -> None:
+    def node(run: str, partition: int) -> Node:
+        config = {"run-name": run, "state-dir": str(tmp_path)}
+        return Node(make_context(config, **{"partition-id": partition}))
+
+    node("a", 0).states.save(client_state(3))
+
+    assert node("a", 0).states.load(before_round=9) is not None
+    assert node("a", 1).states.load(before_round=9) is None
+    assert node("b", 0).states.load(before_round=9) is None
+
+
+def test_directory_of_the_node_wins_over_that_of_the_run(tmp_path: Path) -> None:
+    run = {"run-name": "trial", "state-dir": str(tmp_path / "run")}
+
+    Node(make_context(run, **{"state-dir": str(tmp_path / "node")})).states.save(client_state(1))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["node"]
+
+
+@pytest.mark.parametrize("name", ["ward/3", "../../escape", "..", ".", "/root/ward", "a\\b", "ü ?"])
+def test_client_with_any_name_stays_inside_its_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    home = tmp_path / "a" / "b" / "home"
+    real = module._client_data
+    monkeypatch.setattr(module, "_client_data", lambda *key: replace(real(*key), name=name))
+    context = make_context({"run-name": "trial"}, **{"state-dir": str(home)})
+
+    Node(context).states.save(client_state(1))
+
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.parent.parent for path in files] == [home / "trial"]
+    assert_same(Node(context).states.load(before_round=2), client_state(1))
+
+
+@pytest.mark.parametrize("run", ["my/run", "../../escape", "..", "."])
+def test_run_with_any_name_stays_inside_the_state_directory(tmp_path: Path, run: str) -> None:
+    home = tmp_path / "a" / "b" / "home"
+    context = make_context({"run-name": run}, **{"state-dir": str(home)})
+
+    Node(context).states.save(client_state(1))
+
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.parent.parent.parent for path in files] == [home]

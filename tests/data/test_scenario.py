@@ -1,0 +1,205 @@
+"""Scenarios: which client holds what, as a pure function of the configuration and an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.configuration import load_config, scenario_names
+from fedrc_flwr.data.concepts import concept_map
+from fedrc_flwr.data.datasets import DATASETS, load_dataset
+from fedrc_flwr.data.scenario import ClientData, Scenario, Split, scenario_of
+from fedrc_flwr.errors import DataError
+
+CONFIG = RunConfig(clients=12, seed=3, observers_per_concept=2)
+
+
+def same_split(one: Split, other: Split) -> bool:
+    return np.array_equal(one.inputs, other.inputs) and np.array_equal(one.labels, other.labels)
+
+
+def same_client(one: ClientData, other: ClientData) -> bool:
+    about = [(c.name, c.role, c.classes, c.truth) for c in (one, other)]
+    return about[0] == about[1] and same_split(one.fit, other.fit) and same_split(
+        one.test, other.test
+    )  # fmt: skip
+
+
+def all_clients(config: RunConfig) -> list[ClientData]:
+    scenario = Scenario(config)
+    return [scenario.client(index) for index in range(len(scenario))]
+
+
+def positions(inputs: np.ndarray, among: np.ndarray) -> list[int]:
+    """Where each image occurs in a set of images without doubles."""
+    places = {image.tobytes(): place for place, image in enumerate(among)}
+    return [places[image.tobytes()] for image in inputs]
+
+
+def test_client_is_the_same_in_whatever_order_it_is_asked_for() -> None:
+    in_order = all_clients(CONFIG)
+
+    for index in (13, 5, 0, 17):
+        assert same_client(Scenario(CONFIG).client(index), in_order[index])
+
+
+def test_keys_that_do_not_concern_data_do_not_change_it() -> None:
+    other = replace(CONFIG, rounds=7, clusters=9, learning_rate=1.0, run_name="other")
+
+    for one, same in zip(all_clients(CONFIG), all_clients(other), strict=True):
+        assert same_client(one, same)
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"alpha": 10.0}, {"samples_per_client": 50}])
+def test_keys_of_the_data_change_it(change: dict[str, float]) -> None:
+    other = replace(CONFIG, **change)  # type: ignore[arg-type]
+
+    assert not same_client(Scenario(CONFIG).client(0), Scenario(other).client(0))
+
+
+def test_what_a_caller_does_to_its_samples_stays_with_it() -> None:
+    scenario = Scenario(CONFIG)
+    scenario.client(0).fit.inputs[:] = 0.0
+    scenario.client(12).fit.labels[:] = 0
+
+    assert same_client(scenario.client(0), Scenario(CONFIG).client(0))
+    assert same_client(scenario.client(12), Scenario(CONFIG).client(12))
+
+
+def test_names_are_unique_and_roles_come_in_order() -> None:
+    clients = all_clients(CONFIG)
+
+    assert len({client.name for client in clients}) == len(clients) == 18
+    assert [client.role for client in clients] == ["train"] * 12 + ["observe"] * 6
+
+
+def test_training_clients_hold_equal_parts_that_nobody_else_holds() -> None:
+    plain = replace(CONFIG, corrupted_shares="0,0,0")
+    clients = all_clients(plain)[:12]
+
+    totals = [len(client.fit) + len(client.test) for client in clients]
+    data = load_dataset("digits")
+    held = [
+        place
+        for client in clients
+        for split in (client.fit, client.test)
+        for place in positions(split.inputs, data.train_inputs)
+    ]
+
+    assert set(totals) == {len(data.train_labels) // 12}
+    assert len(held) == len(set(held)) == sum(totals)
+
+
+def test_training_labels_are_the_datasets_under_the_clients_concept() -> None:
+    plain = replace(CONFIG, corrupted_shares="0,0,0")
+    data = load_dataset("digits")
+
+    for client in all_clients(plain)[:12]:
+        true_labels = data.train_labels[positions(client.fit.inputs, data.train_inputs)]
+        renamed = concept_map(client.truth.concept, 10, seed=3)[true_labels]
+        np.testing.assert_array_equal(client.fit.labels, renamed)
+
+
+def test_concepts_and_corruptions_come_in_the_configured_shares() -> None:
+    clients = all_clients(replace(CONFIG, corrupted_shares="0.5,1,0"))[:12]
+
+    concepts = [client.truth.concept for client in clients]
+    styled = [client.truth.concept for client in clients if client.truth.style != "none"]
+
+    assert [concepts.count(c) for c in range(3)] == [6, 3, 3]
+    assert [styled.count(c) for c in range(3)] == [3, 3, 0]
+
+
+def test_corrupted_client_holds_changed_images_under_the_same_labels() -> None:
+    corrupted = all_clients(replace(CONFIG, corrupted_shares="1,1,1"))[:12]
+    plain = all_clients(replace(CONFIG, corrupted_shares="0,0,0"))[:12]
+
+    for one, other in zip(corrupted, plain, strict=True):
+        assert one.truth.style != "none"
+        assert not np.array_equal(one.fit.inputs, other.fit.inputs)
+        np.testing.assert_array_equal(one.fit.labels, other.fit.labels)
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.0, 0), (0.1, 5), (0.9, 45)])
+def test_local_test_part_has_the_configured_size(fraction: float, held_out: int) -> None:
+    client = Scenario(replace(CONFIG, samples_per_client=50, test_fraction=fraction)).client(0)
+
+    assert (len(client.test), len(client.fit)) == (held_out, 50 - held_out)
+
+
+def test_client_with_one_sample_fits_on_it() -> None:
+    client = Scenario(replace(CONFIG, samples_per_client=1, test_fraction=0.9)).client(0)
+
+    assert (len(client.test), len(client.fit)) == (0, 1)
+
+
+@pytest.mark.parametrize("index", range(12, 18))
+def test_observer_has_all_classes_alike_and_judges_on_what_it_did_not_fit(index: int) -> None:
+    data = load_dataset("digits")
+
+    observer = Scenario(CONFIG).client(index)
+
+    fit = positions(observer.fit.inputs, data.test_inputs)
+    test = positions(observer.test.inputs, data.test_inputs)
+    assert sorted(fit + test) == list(range(len(data.test_labels)))
+    for split, places in ((observer.fit, fit), (observer.test, test)):
+        assert len(set(np.bincount(split.labels, minlength=10))) == 1
+        renamed = concept_map(observer.truth.concept, 10, seed=3)[data.test_labels[places]]
+        np.testing.assert_array_equal(split.labels, renamed)
+
+
+def test_every_concept_has_its_observers() -> None:
+    observers = all_clients(CONFIG)[12:]
+
+    assert [observer.truth.concept for observer in observers] == [0, 0, 1, 1, 2, 2]
+
+
+def test_federation_without_observers_has_training_clients_only() -> None:
+    assert len(Scenario(replace(CONFIG, observers_per_concept=0))) == 12
+
+
+@pytest.mark.parametrize("index", [-1, 18, 1000])
+def test_index_out_of_range_is_refused_with_the_range(index: int) -> None:
+    with pytest.raises(DataError, match=rf"client {index}: .*12 training .*6 observers.* 0 to 17"):
+        Scenario(CONFIG).client(index)
+
+
+def test_too_many_clients_are_refused() -> None:
+    scenario = Scenario(replace(CONFIG, clients=5000))
+
+    with pytest.raises(DataError, match="5000 clients"):
+        scenario.client(0)
+
+
+def test_scenario_of_a_configuration_is_built_once() -> None:
+    assert scenario_of(CONFIG) is scenario_of(replace(CONFIG))
+    assert scenario_of(CONFIG) is not scenario_of(replace(CONFIG, seed=4))
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_first_and_last_client_of_every_ready_made_scenario_can_be_built(name: str) -> None:
+    scenario = Scenario(load_config({"scenario": name}))
+
+    for index in (0, len(scenario) - 1):
+        client = scenario.client(index)
+        assert len(client.fit) > 0
+        assert client.fit.inputs.shape[1:] == scenario.input_shape
+        assert set(client.fit.labels) <= set(range(scenario.classes))
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_dataset_is_what_its_specification_says(name: str) -> None:
+    spec, data = DATASETS[name], load_dataset(name)
+
+    for inputs, labels in (
+        (data.train_inputs, data.train_labels),
+        (data.test_inputs, data.test_labels),
+    ):
+        assert (inputs.dtype, labels.dtype) == (np.float32, np.int64)
+        assert inputs.shape == (len(labels), *spec.input_shape)
+        assert set(labels) == set(range(spec.classes))
+    trained = {image.tobytes() for image in data.train_inputs}
+    assert not any(image.tobytes() in trained for image in data.test_inputs)

@@ -1,0 +1,157 @@
+"""What a run came to: numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.report.summary import adjusted_rand_index, epsilon, summarise
+from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+CLUSTERS = 3
+
+
+def record(
+    cluster: int | None, concept: int = -1, role: str = "train", **more: Any
+) -> ClientRecord:
+    """A client whose counts lie mostly in one cluster, or that never reported."""
+    counts = None
+    if cluster is not None:
+        counts = np.full((CLUSTERS, 2), 1.0)
+        counts[cluster] += 10.0
+    return ClientRecord(role, 20, label_counts=counts, concept=concept, **more)
+
+
+def state_of(*records: ClientRecord) -> ServerState:
+    return ServerState(
+        round=7,
+        membership=Membership((0, 2, 5)),
+        models={c: np.zeros(1, dtype=np.float32) for c in (0, 2, 5)},
+        body=None,
+        clients={f"client-{i}": r for i, r in enumerate(records)},
+    )
+
+
+def test_perfect_clustering_scores_one_whatever_the_clusters_are_called() -> None:
+    relabelled = {0: 2, 1: 0, 2: 1}
+
+    state = state_of(*(record(relabelled[c], c) for c in (0, 0, 1, 1, 2, 2)))
+
+    assert adjusted_rand_index(state) == 1.0
+
+
+def test_random_clustering_scores_about_zero() -> None:
+    rng = np.random.default_rng(0)
+
+    state = state_of(*(record(int(rng.integers(3)), int(rng.integers(3))) for _ in range(2000)))
+
+    assert adjusted_rand_index(state) == pytest.approx(0.0, abs=0.02)
+
+
+def test_two_concepts_in_one_cluster_score_less_than_one() -> None:
+    state = state_of(*(record(min(c, 1), c) for c in (0, 0, 1, 1, 2, 2)))
+
+    score = adjusted_rand_index(state)
+
+    assert score is not None
+    assert 0.0 < score < 1.0
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [record(0), record(1)],
+        [record(None, 0), record(None, 1)],
+        [record(0, 0, role="observe"), record(1, 1, role="observe")],
+    ],
+    ids=["nobody", "concepts-unknown", "nothing-reported", "observers-only"],
+)
+def test_clustering_that_cannot_be_judged_has_no_score(records: list[ClientRecord]) -> None:
+    assert adjusted_rand_index(state_of(*records)) is None
+
+
+def test_clients_that_cannot_be_judged_do_not_count() -> None:
+    judged = [record(c, c) for c in (0, 1, 2)]
+    others = [record(1, -1), record(None, 2), record(1, 0, role="observe")]
+
+    assert adjusted_rand_index(state_of(*judged, *others)) == 1.0
+
+
+def test_epsilon_is_that_of_the_client_that_spent_most() -> None:
+    config = RunConfig(count_clip=2.0, privacy_delta=1e-5)
+    modest = record(0, noise=20.0, releases=1)
+    spender = record(1, noise=4.0, releases=4)  # mu = sqrt(4) * 2 / 4 = 1
+
+    found = epsilon(state_of(modest, spender), config)
+
+    assert found is not None
+    # delta(epsilon) of a Gaussian mechanism with mu = 1 (Dong et al. 2022, Corollary 1)
+    delta = norm.cdf(0.5 - found) - math.exp(found) * norm.cdf(-0.5 - found)
+    assert delta == pytest.approx(1e-5, rel=1e-6)
+    assert found == epsilon(state_of(spender), config)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [record(None, noise=1.0)],
+        [record(0, noise=1.0, releases=1), record(1, noise=0.0)],
+    ],
+    ids=["nobody", "nothing-reported", "one-without-noise"],
+)
+def test_no_epsilon_where_a_client_adds_no_noise(records: list[ClientRecord]) -> None:
+    assert epsilon(state_of(*records), RunConfig()) is None
+
+
+def test_client_that_never_reported_does_not_hide_epsilon() -> None:
+    state = state_of(record(0, noise=50.0, releases=1), record(None, noise=0.0))
+
+    assert epsilon(state, RunConfig()) is not None
+
+
+def test_summary_holds_the_runs_numbers() -> None:
+    config = RunConfig(algorithm="fedrc", scenario="digits", seed=5)
+    evaluation = {
+        "round": 5,
+        "local_accuracy": 0.9,
+        "global_accuracy": 0.8,
+        "fine_tuned_local_accuracy": 0.95,
+        "loss": 0.1,
+    }
+
+    summary = summarise(
+        state_of(record(0, 0), record(1, 1)), config, "completed", 1.23456, evaluation
+    )
+
+    assert summary == {
+        "status": "completed",
+        "rounds": 7,
+        "seconds": 1.235,
+        "clusters": 3,
+        "local_accuracy": 0.9,
+        "global_accuracy": 0.8,
+        "fine_tuned_local_accuracy": 0.95,
+        "adjusted_rand_index": 1.0,
+        "epsilon": None,
+        "algorithm": "fedrc",
+        "scenario": "digits",
+        "seed": 5,
+    }
+    json.dumps(summary, allow_nan=False)
+
+
+def test_summary_of_a_run_that_failed_at_once_says_why_and_has_no_numbers() -> None:
+    summary = summarise(state_of(), RunConfig(), "failed", 0.0, {}, reason="nobody came")
+
+    assert (summary["status"], summary["reason"]) == ("failed", "nobody came")
+    assert summary["local_accuracy"] is None
+    assert summary["global_accuracy"] is None
+    assert summary["adjusted_rand_index"] is None

@@ -1,0 +1,350 @@
+"""The whole server side against nodes that run the real client app in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message
+from grid import InMemoryGrid, broken_config
+
+from fedrc_flwr.checkpoint import latest_checkpoint
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.report.log import read_events
+from server_app.app import Run
+
+SMALL = {
+    "clients": 5,
+    "rounds": 3,
+    "clusters": 2,
+    "hidden": 8,
+    "local-epochs": 1,
+    "annealing-rounds": 0,
+    "adaptive": False,
+    "merge": False,
+    "evaluate-every": 1,
+    "round-deadline": 0.2,
+}
+NODES = 8  # five training clients, three observers
+
+
+def make_run(tmp_path: Path, nodes: int = NODES, **settings: Any) -> tuple[Run, InMemoryGrid]:
+    given = {**SMALL, "output-dir": str(tmp_path), "run-name": "run", **settings}
+    grid = InMemoryGrid(nodes, given)
+    return Run(load_config(given), tmp_path / "run", grid), grid  # type: ignore[arg-type]
+
+
+def rounds_of(tmp_path: Path) -> list[dict[str, Any]]:
+    return [e for e in read_events(tmp_path / "run" / "metrics.jsonl") if e["event"] == "round"]
+
+
+def summary_of(tmp_path: Path) -> dict[str, Any]:
+    return dict(json.loads((tmp_path / "run" / "summary.json").read_text()))
+
+
+def on_training(behaviour: Any) -> Any:
+    def act(message: Message, answer: Any) -> Message | None:
+        return behaviour(answer) if message.metadata.message_type == "train" else answer()
+
+    return act
+
+
+def raises(answer: Any) -> Message:
+    from flwr.app import Error
+
+    reply = answer()
+    return Message(Error(code=2, reason="ValueError: disk on fire"), reply_to=_asked(reply))
+
+
+def _asked(reply: Message) -> Message:
+    reply.metadata.__dict__["_message_id"] = "x"
+    return reply
+
+
+def with_delta(change: Any) -> Any:
+    def act(answer: Any) -> Message:
+        reply = answer()
+        deltas = reply.content["deltas"]
+        name = next(iter(deltas))
+        changed = {**dict(deltas), name: Array(change(deltas[name].numpy()))}
+        reply.content["deltas"] = ArrayRecord(changed)
+        return reply
+
+    return act
+
+
+def poison(values: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values[3] = np.nan
+    return values
+
+
+FAULTS = {
+    "raises": (raises, "disk on fire"),
+    "nan": (with_delta(poison), "NaN"),
+    "shape": (with_delta(lambda v: v[:-1]), "shape"),
+    "schema": (lambda answer: broken_config(answer(), "reply", schema=99), "schema version 99"),
+    "samples": (lambda answer: broken_config(answer(), "reply", samples=-3), "samples is -3"),
+    "silent": (lambda answer: None, "no reply before the deadline"),
+}
+
+
+def test_an_undisturbed_run_writes_all_its_results(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path)
+
+    run.go()
+
+    summary = summary_of(tmp_path)
+    expected = {
+        "status", "rounds", "seconds", "clusters", "local_accuracy", "global_accuracy",
+        "adjusted_rand_index", "epsilon", "algorithm", "scenario", "seed",
+    }  # fmt: skip
+    assert expected <= set(summary)
+    assert summary["status"] == "completed"
+    assert summary["rounds"] == 3
+    assert [e["round"] for e in rounds_of(tmp_path)] == [1, 2, 3]
+    assert all(e["replied"] == 5 and not e["failed"] for e in rounds_of(tmp_path))
+    assert latest_checkpoint(tmp_path / "run" / "checkpoints")[0].state.round == 3
+    assert (tmp_path / "run" / "mixture_weights.png").stat().st_size > 5_000
+    assert "completed after 3 rounds" in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
+    fault: str, tmp_path: Path
+) -> None:
+    behaviour, reason = FAULTS[fault]
+    run, grid = make_run(tmp_path)
+    grid.behaviours[102] = on_training(behaviour)
+    # What the state must look like: the same run, with client-2 taking part in nothing but
+    # evaluation.
+    clean, clean_grid = make_run(tmp_path / "clean", **{"min-clients": 4})
+    clean_grid.offline.add(102)
+
+    run.go()
+    clean.go()
+
+    for event in rounds_of(tmp_path):
+        assert list(event["failed"]) == ["client-2"]
+        assert reason in event["failed"]["client-2"]
+        assert event["replied"] == 4
+    assert "client-2: reply not used" in (tmp_path / "run" / "run.log").read_text()
+    for cluster, model in clean.strategy.state.models.items():
+        np.testing.assert_array_equal(run.strategy.state.models[cluster], model)
+    assert run.strategy.state.clients["client-2"].label_counts is None
+
+
+def test_too_few_replies_repeat_the_round_with_a_fresh_sample_and_it_completes(
+    tmp_path: Path,
+) -> None:
+    run, grid = make_run(tmp_path, **{"fraction": 0.6, "min-replies": 1.0, "failed-rounds": 6})
+    grid.behaviours[100] = on_training(raises)
+
+    run.go()
+
+    events = rounds_of(tmp_path)
+    assert summary_of(tmp_path)["status"] == "completed"
+    assert max(e["attempts"] for e in events) > 1
+    samples = {tuple(run.strategy.sample(1, attempt)) for attempt in range(6)}
+    assert len(samples) > 1
+
+
+def test_too_few_replies_again_and_again_stop_the_run_with_its_checkpoint_intact(
+    tmp_path: Path,
+) -> None:
+    run, grid = make_run(tmp_path, **{"rounds": 4, "failed-rounds": 2})
+    seen = {"round": 0}
+
+    def fail_from_round_three(message: Message, answer: Any) -> Message | None:
+        if message.metadata.message_type == "train" and int(message.metadata.group_id) >= 3:
+            seen["round"] = int(message.metadata.group_id)
+            return raises(answer)
+        return answer()
+
+    grid.behaviours = dict.fromkeys(range(100, 104), fail_from_round_three)
+
+    with pytest.raises(RunError, match="round 3 had too few good replies 2 times"):
+        run.go()
+
+    assert seen["round"] == 3
+    assert sum(1 for node, kind in grid.sent if kind == "train" and node == 100) == 2 + 2
+    summary = summary_of(tmp_path)
+    assert summary["status"] == "failed"
+    assert "disk on fire" in summary["reason"]
+    checkpoint, problems = latest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint.state.round == 2
+    assert problems == []
+    for cluster, model in run.strategy.state.models.items():
+        np.testing.assert_array_equal(checkpoint.state.models[cluster], model)
+
+
+def test_too_few_clients_are_refused_before_round_one(tmp_path: Path) -> None:
+    run, grid = make_run(tmp_path, nodes=2)
+
+    with pytest.raises(RunError, match=r"2 of 5 training clients .*num-supernodes=8"):
+        run.go()
+
+    assert all(kind == "query.enrol" for _, kind in grid.sent)
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path)
+    run.go()
+
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make_run(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [{"rounds": 0}, {"rouns": 3}, {"rounds": "many"}])
+def test_a_bad_configuration_is_refused_before_any_client_is_contacted(
+    bad: dict[str, Any], tmp_path: Path
+) -> None:
+    from flwr.app import Context, RecordDict
+
+    from server_app.app import main
+
+    settings = {**SMALL, "output-dir": str(tmp_path), **bad}
+    grid = InMemoryGrid(NODES, settings)
+    context = Context(1, 1, {}, RecordDict(), settings)
+
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        main(grid, context)
+
+    assert grid.sent == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
+    options = {
+        "rounds": 6, "clusters": 4, "e-step": "adam", "adaptive": True, "merge": True,
+        "fraction": 0.6, "settle-tolerance": 1.0, "settle-rounds": 2, "remove-below": 0.24,
+        "server-optimizer": "adam", "global-learning-rate": 0.05,
+    }  # fmt: skip
+    whole, _ = make_run(tmp_path / "whole", **options, **{"state-dir": str(tmp_path / "s1")})
+    whole.go()
+    halting = {**options, "state-dir": str(tmp_path / "s2")}
+    broken, grid = make_run(tmp_path / "broken", **halting)
+
+    def dies_in_round_four(message: Message, answer: Any) -> Message | None:
+        reply = answer()
+        if message.metadata.group_id == "4":
+            raise KeyboardInterrupt
+        return reply
+
+    # The second of the sampled clients: the first has already advanced its state by then.
+    second = 100 + int(broken.strategy.config.clients) - 1
+    grid.behaviours[second] = dies_in_round_four
+    grid.behaviours[second - 1] = dies_in_round_four
+    with pytest.raises(KeyboardInterrupt):
+        broken.go()
+    resumed, _ = make_run(tmp_path / "broken", **halting, resume=True)
+
+    resumed.go()
+
+    assert [e["round"] for e in rounds_of(tmp_path / "broken")] == [1, 2, 3, 4, 5, 6]
+    assert len(whole.strategy.state.clusters) < 4
+    assert resumed.strategy.state.clusters == whole.strategy.state.clusters
+    for cluster, model in whole.strategy.state.models.items():
+        np.testing.assert_allclose(resumed.strategy.state.models[cluster], model, atol=1e-7)
+
+
+def test_a_node_that_joins_late_takes_part_and_one_that_left_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    run, grid = make_run(tmp_path, **{"rounds": 5, "min-clients": 3})
+    grid.offline = {104}
+
+    def come_and_go(message: Message, answer: Any) -> Message | None:
+        if message.metadata.message_type == "train":
+            number = int(message.metadata.group_id)
+            grid.offline = {2: {101}, 3: {101}}.get(number, set())
+        return answer()
+
+    grid.behaviours[100] = come_and_go
+
+    run.go()
+
+    events = {e["round"]: e for e in rounds_of(tmp_path)}
+    assert [events[r]["sampled"] for r in range(1, 6)] == [4, 5, 4, 4, 5]
+    assert all(not e["failed"] for e in events.values())
+    assert run.strategy.state.clients["client-4"].label_counts is not None
+
+
+def test_a_node_that_comes_back_under_its_name_goes_on_with_its_weights(tmp_path: Path) -> None:
+    run, grid = make_run(tmp_path, **{"rounds": 4, "state-dir": str(tmp_path / "states")})
+    unlike, unlike_grid = make_run(tmp_path / "unlike", **{"rounds": 4})
+    for each in (grid, unlike_grid):
+
+        def restart(message: Message, answer: Any, each: InMemoryGrid = each) -> Message | None:
+            reply = answer()
+            if message.metadata.message_type == "evaluate" and message.metadata.group_id == "2":
+                each.offline.add(101)
+                if 201 not in each.contexts:
+                    each.add_node(201, 1)
+            return reply
+
+        each.behaviours[101] = restart
+
+    run.go()
+    unlike.go()
+
+    assert all(e["sampled"] == 5 for e in rounds_of(tmp_path))
+    assert [e["started_afresh"] for e in rounds_of(tmp_path)] == [[], [], [], []]
+    # Without a state directory the restarted node starts anew, and the log says so.
+    assert rounds_of(tmp_path / "unlike")[2]["started_afresh"] == ["client-1"]
+
+
+def test_replies_are_folded_in_a_window_at_a_time(tmp_path: Path) -> None:
+    run, grid = make_run(tmp_path, **{"window": 2, "rounds": 1})
+
+    run.go()
+
+    assert grid.most_under_way <= 2
+    assert summary_of(tmp_path)["status"] == "completed"
+
+
+def test_noise_is_accounted_for_in_metrics_and_summary(tmp_path: Path) -> None:
+    run, grid = make_run(tmp_path, **{"count-noise": 20.0, "rounds": 2})
+    grid.contexts[101].node_config["count-noise"] = 10.0
+
+    run.go()
+
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    mu = np.sqrt(2) * 50.0 / 10.0  # two releases of the client with the least noise
+    expected = brentq(
+        lambda e: norm.cdf(mu / 2 - e / mu) - np.exp(e) * norm.cdf(-mu / 2 - e / mu) - 1e-5, 1, 200
+    )
+    assert summary_of(tmp_path)["epsilon"] == pytest.approx(expected, rel=1e-6)
+    assert rounds_of(tmp_path)[0]["epsilon"] < rounds_of(tmp_path)[1]["epsilon"]
+
+
+def test_fine_tuning_is_reported_beside_the_global_model(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, **{"fine-tune": True, "rounds": 1})
+
+    run.go()
+
+    event = rounds_of(tmp_path)[-1]
+    assert {"local_accuracy", "global_accuracy"} <= set(event)
+    assert {"fine_tuned_local_accuracy", "fine_tuned_global_accuracy"} <= set(event)
+    assert "fine_tuned_local_accuracy" in summary_of(tmp_path)
+
+
+def test_flowers_own_loop_can_drive_the_strategy(tmp_path: Path) -> None:
+    from flwr.app import ConfigRecord
+
+    run, grid = make_run(tmp_path)
+    run.strategy.enrolled(run.strategy.roster.refresh(5.0))
+    messages = list(run.strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))  # type: ignore[arg-type]
+    replies = list(grid.pull_messages(list(grid.push_messages(messages))))
+
+    _, metrics = run.strategy.aggregate_train(1, replies)
+
+    assert run.strategy.state.round == 1
+    assert metrics is not None
+    assert np.isfinite(metrics["loss"])

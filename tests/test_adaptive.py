@@ -1,0 +1,307 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrc_flwr import adaptive
+from fedrc_flwr.adaptive import Adaptation
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+
+def configure(**keys):
+    base = {"settle-rounds": 2, "adaptive": True, "merge": True, "merge-tolerance": 0.5}
+    return load_config({**base, **{k.replace("_", "-"): v for k, v in keys.items()}})
+
+
+def server(counts, tables=None, clusters=None, **fields):
+    """A server with one client per entry of ``counts``, (K, C), and of ``tables``, (K, K)."""
+    clusters = clusters or tuple(range(len(counts[0])))
+    tables = [None] * len(counts) if tables is None else tables
+    records = {}
+    for i, (count, table) in enumerate(zip(counts, tables, strict=True)):
+        count = np.array(count, dtype=float)
+        table = None if table is None else np.array(table, dtype=float)
+        records[f"client-{i}"] = ClientRecord("train", int(count.sum()), count, table)
+    models = {c: np.full(1, float(c), dtype=np.float32) for c in clusters}
+    return ServerState(9, Membership(clusters), models, None, records, **fields)
+
+
+# --- settling ------------------------------------------------------------------------------------
+
+
+def test_movement_is_the_mean_change_of_the_clients_that_took_part():
+    # Prepare: client-0 goes from (1, 0) to (1/2, 1/2) with 4 samples, client-1 does not move with
+    # 12, client-2 moves but was not in the round
+    before = server([[[4], [0]], [[6], [6]], [[4], [0]]])
+    after = server([[[2], [2]], [[6], [6]], [[0], [4]]])
+
+    # Execute
+    moved, expected = adaptive.movement(before, after, ["client-0", "client-1"])
+
+    # Assert: (4 * 1/2 + 12 * 0) / 16
+    assert moved == pytest.approx(1 / 8, abs=1e-12)
+    assert expected == 0.0
+
+
+def test_a_client_that_comes_for_the_first_time_moves_from_uniform_weights():
+    # Prepare: it was enrolled without a report, or not at all
+    after = server([[[4], [0]], [[3], [1]]])
+    enrolled = {"client-0": ClientRecord("train", 4)}
+    before = replace(after, clients=enrolled)
+
+    # Execute
+    moved, _ = adaptive.movement(before, after, ["client-0", "client-1"])
+
+    # Assert: 1/2 and 1/4, of equal size
+    assert moved == pytest.approx(3 / 8, abs=1e-12)
+
+
+def test_the_movement_that_noise_explains_matches_simulated_noise():
+    # Prepare: a client with weights (1/4, 1/4, 1/2) that never changes, far from the edges
+    rng, samples, noise = np.random.default_rng(0), 400, 3.0
+    counts = samples * np.array([[1 / 4], [1 / 4], [1 / 2]]) * np.full((1, 5), 1 / 5)
+
+    # Execute
+    expected = adaptive.noise_movement(noise, samples, clusters=3, classes=5)
+
+    # Assert: total variation between the shares that two noisy reports show, over 4,000 pairs
+    # (the reports' own total stands for the samples, which takes a little of the noise off)
+    distances = []
+    for _ in range(4000):
+        one, two = (
+            (counts + rng.normal(0, noise, counts.shape)).sum(axis=1) / samples for _ in range(2)
+        )
+        distances.append(0.5 * np.abs(one - two).sum())
+    assert expected == pytest.approx(np.mean(distances), rel=0.03)
+
+
+def test_no_noise_explains_no_movement():
+    assert adaptive.noise_movement(0.0, 10, 3, 10) == 0.0
+
+
+def test_movement_within_the_noise_counts_as_quiet():
+    config, state = configure(settle_tolerance=0.02), server([[[1], [1]]], quiet_rounds=1)
+
+    within = adaptive.count_quiet_rounds(state, 0.10, 0.09, 1.0, config)
+    beyond = adaptive.count_quiet_rounds(state, 0.12, 0.09, 1.0, config)
+
+    assert (within.quiet_rounds, beyond.quiet_rounds) == (2, 0)
+
+
+def test_no_round_is_quiet_while_the_e_step_is_annealed():
+    state = server([[[1], [1]]], quiet_rounds=1)
+
+    after = adaptive.count_quiet_rounds(state, 0.0, 0.0, 0.99, configure())
+
+    assert after.quiet_rounds == 0
+
+
+def test_nothing_is_removed_or_merged_before_the_weights_have_settled():
+    state = server([[[99], [1]]], [[[0, 0], [0, 0]]], quiet_rounds=1)
+
+    after, adaptation = adaptive.adapt(state, configure())
+
+    assert after is state
+    assert adaptation == Adaptation()
+
+
+# --- removing ------------------------------------------------------------------------------------
+
+
+def test_a_cluster_below_the_share_is_removed():
+    # Prepare: shares 0.5, 0.04, 0.46
+    state = server([[[50], [4], [46]]])
+
+    # Execute
+    after, removed = adaptive.remove_small(state, 0.05)
+
+    # Assert
+    assert removed == (1,)
+    assert after.clusters == (0, 2)
+    expected = [0.5 / 0.96, 0.46 / 0.96]
+    np.testing.assert_allclose(after.shares(), expected, atol=1e-12)
+
+
+def test_a_cluster_at_the_share_stays():
+    state = server([[[19], [1]]])
+
+    after, removed = adaptive.remove_small(state, 0.05)
+
+    assert removed == ()
+    assert after is state
+
+
+def test_an_empty_cluster_is_removed():
+    _, removed = adaptive.remove_small(server([[[1], [0], [1]]]), 0.05)
+
+    assert removed == (1,)
+
+
+def test_the_largest_cluster_is_never_removed():
+    # Prepare: shares 0.26, 0.24, 0.25, 0.25, all below 0.5
+    state = server([[[26], [24], [25], [25]]])
+
+    # Execute
+    after, removed = adaptive.remove_small(state, 0.5)
+
+    # Assert
+    assert removed == (1, 2, 3)
+    assert after.clusters == (0,)
+    np.testing.assert_allclose(after.clients["client-0"].label_counts, [[100]], atol=1e-9)
+
+
+def test_removal_remembers_earlier_merges():
+    state = replace(
+        server([[[9], [0]]], clusters=(2, 3)), membership=Membership((2, 3), {0: 1, 1: 3})
+    )
+
+    after, removed = adaptive.remove_small(state, 0.05)
+
+    assert removed == (3,)
+    assert after.membership.successor(0) == -1
+    assert after.membership.merged == {0: 1, 1: 3}
+
+
+def test_settled_state_without_adaptive_removes_nothing():
+    state = server([[[99], [1]]], quiet_rounds=2)
+
+    after, adaptation = adaptive.adapt(state, configure(adaptive=False, merge=False))
+
+    assert after is state
+    assert adaptation == Adaptation()
+
+
+# --- merging -------------------------------------------------------------------------------------
+
+
+def test_mean_losses_are_sums_over_clients_by_mass():
+    # Prepare: masses 4 and 6 from client-0, 1 and 4 from client-1; client-2 sent no table
+    state = server(
+        [[[1, 3], [6, 0]], [[1, 0], [2, 2]], [[50, 0], [0, 50]]],
+        [[[4, 8], [12, 3]], [[1, 2], [8, 7]], None],
+    )
+
+    # Execute
+    table = adaptive.cross_losses(state)
+
+    # Assert: (4 + 1) / 5, (8 + 2) / 5; (12 + 8) / 10, (3 + 7) / 10
+    np.testing.assert_allclose(table, [[1, 2], [2, 1]], atol=1e-12)
+
+
+def test_without_any_table_nothing_is_the_same():
+    state = server([[[1], [1]]])
+
+    assert np.isinf(adaptive.cross_losses(state)).all()
+    with np.errstate(invalid="ignore"):
+        assert adaptive.same_pair(state, tolerance=100.0) is None
+
+
+def test_a_single_cluster_has_nothing_to_merge_with():
+    assert adaptive.same_pair(server([[[5]]], [[[1]]]), tolerance=100.0) is None
+
+
+@pytest.mark.parametrize(("masses", "pair"), [((8, 2), (0, 1)), ((2, 8), (1, 0))])
+def test_the_model_that_serves_the_samples_of_both_better_stays(masses, pair):
+    # Prepare: mean losses [[1.0, 0.9], [1.3, 1.0]] or its mirror: the better one on both
+    means = {(0, 1): [[1.0, 0.9], [1.3, 1.0]], (1, 0): [[1.0, 1.3], [0.9, 1.0]]}[pair]
+    first, second = masses
+    table = np.array(means) * np.array([[first], [second]])
+    state = server([[[first], [second]]], [table])
+
+    # Execute
+    found = adaptive.same_pair(state, tolerance=0.5)
+
+    # Assert: 8 and 2 samples: model 0 costs 0.8 * 1.0 + 0.2 * 1.3 = 1.06, model 1 0.92; mirrored
+    assert found == pair
+
+
+def test_mass_decides_which_of_two_models_stays():
+    # Prepare: each serves its own samples better by 0.2 nats; cluster 1 has more of them
+    table = np.array([[1.0, 1.2], [1.2, 1.0]]) * [[2], [6]]
+
+    # Execute
+    found = adaptive.same_pair(server([[[2], [6]]], [table]), tolerance=0.5)
+
+    # Assert: model 0 costs (2 * 1.0 + 6 * 1.2) / 8 = 1.15, model 1 costs 1.05
+    assert found == (0, 1)
+
+
+def test_merging_keeps_the_model_that_stays_and_adds_the_counts():
+    # Prepare
+    state = server([[[1, 2], [3, 4], [5, 6]]], [np.ones((3, 3))])
+
+    # Execute
+    after = adaptive.merge_pair(state, gone=0, stays=2)
+
+    # Assert
+    assert after.clusters == (1, 2)
+    assert after.membership.merged == {0: 2}
+    np.testing.assert_array_equal(after.models[2], state.models[2])
+    np.testing.assert_allclose(after.clients["client-0"].label_counts, [[3, 4], [6, 8]], atol=1e-9)
+    np.testing.assert_allclose(after.shares().sum(), 1.0, atol=1e-12)
+
+
+def test_a_cluster_may_be_merged_more_than_once_in_a_round():
+    # Prepare: three clusters of one concept, one of another; losses 1 within, 5 across
+    masses = np.array([5.0, 4.0, 3.0, 8.0])
+    means = np.full((4, 4), 5.0)
+    means[:3, :3] = means[3, 3] = 1.0
+    state = server([masses[:, None]], [means * masses[:, None]], quiet_rounds=2)
+
+    # Execute
+    after, adaptation = adaptive.adapt(state, configure())
+
+    # Assert: one of the three is left, with the mass of all; the other concept stands alone
+    assert len(adaptation.merged) == 2
+    assert len(after.clusters) == 2
+    assert 3 in after.clusters
+    assert {after.membership.successor(c) for c in (0, 1, 2)} == {0}
+    np.testing.assert_allclose(after.shares(), [12 / 20, 8 / 20], atol=1e-12)
+
+
+def test_removal_comes_before_merging_and_both_start_the_count_of_quiet_rounds_again():
+    # Prepare: 0 and 1 are the same concept, 2 is small
+    masses = np.array([50.0, 48.0, 2.0])
+    means = np.array([[1.0, 1.1, 9.0], [1.1, 1.0, 9.0], [9.0, 9.0, 9.0]])
+    state = server([masses[:, None]], [means * masses[:, None]], quiet_rounds=2)
+
+    # Execute
+    after, adaptation = adaptive.adapt(state, configure())
+
+    # Assert: model 0 has the larger mass
+    assert adaptation == Adaptation(removed=(2,), merged=((1, 0),))
+    assert after.clusters == (0,)
+    assert after.quiet_rounds == 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the removed cluster's mass is added to the counts but not to the sums of losses",
+)
+def test_removing_a_cluster_leaves_the_mean_losses_of_the_others_as_they_were():
+    # Prepare: the removed cluster's mass goes to the other two, 4 + 4 of 100
+    masses = np.array([46.0, 46.0, 8.0])
+    means = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    state = server([masses[:, None]], [means * masses[:, None]])
+
+    # Execute
+    after, removed = adaptive.remove_small(state, 0.1)
+
+    # Assert
+    assert removed == (2,)
+    np.testing.assert_allclose(adaptive.cross_losses(after), means[:2, :2], rtol=1e-9)
+
+
+def test_an_empty_cluster_divides_nothing_by_zero():
+    # Prepare: cluster 1 has no samples, so its row of sums is zero
+    state = server([[[4], [0]]], [[[4, 20], [0, 0]]])
+
+    # Execute
+    table = adaptive.cross_losses(state)
+
+    # Assert: it is not taken for the same, as its model costs 0's samples 4 nats more
+    assert np.isfinite(table).all()
+    assert math.isclose(table[0, 1] - table[0, 0], 4.0)
+    assert adaptive.same_pair(state, tolerance=0.5) is None

@@ -1,0 +1,569 @@
+"""Checkpoints and client states on disk: exact, atomic, and honest about what is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
+
+from fedrc_flwr import checkpoint as module
+from fedrc_flwr.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    load_client_state,
+    pack_client,
+    save_checkpoint,
+    save_client_state,
+    unpack_client,
+)
+from fedrc_flwr.em import AdamMoments
+from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
+
+
+def full_state(round_number: int = 4, seed: int = 0) -> ServerState:
+    """Two of five clusters left, a body, both optimizer slots, clients of every kind."""
+    rng = np.random.default_rng([seed, round_number])
+    vectors = {c: rng.normal(size=6).astype(np.float32) for c in (1, 4)}
+    return ServerState(
+        round=round_number,
+        membership=Membership((1, 4), {0: 1, 2: 0}),
+        models=vectors,
+        body=rng.normal(size=9).astype(np.float32),
+        clients={
+            "ward/ü": ClientRecord(
+                role="train",
+                samples=20,
+                label_counts=rng.normal(size=(2, 3)),
+                cross_losses=rng.normal(size=(2, 2)),
+                noise=0.1 + 0.2,
+                releases=8,
+                concept=2,
+                style="blur-3",
+            ),
+            "a": ClientRecord("train", 7, label_counts=rng.normal(size=(2, 3))),
+            "newcomer": ClientRecord("observe", 3, concept=0, style="none"),
+        },
+        optimizer={
+            "first": {c: rng.normal(size=6) for c in (1, 4)} | {-1: rng.normal(size=9)},
+            "second": {1: rng.normal(size=6)},
+        },
+        optimizer_steps=4,
+        quiet_rounds=2,
+    )
+
+
+def bare_state(round_number: int = 0) -> ServerState:
+    return ServerState(
+        round=round_number,
+        membership=Membership((0,)),
+        models={0: np.zeros(4, dtype=np.float32)},
+        body=None,
+        clients={},
+    )
+
+
+def checkpoint_of(state: ServerState) -> Checkpoint:
+    return Checkpoint(state, {"rounds": 60, "alpha": 0.1}, (8, 8), 10, "layout-1")
+
+
+def client_state(round_number: int, moments: bool = False) -> ClientState:
+    rng = np.random.default_rng(round_number)
+    memory = AdamMoments(*rng.normal(size=(3, 5, 2))) if moments else None
+    return ClientState(round_number, (0, 3), rng.random(2), memory, releases=round_number)
+
+
+def bits(value: Any) -> Any:
+    """Everything that a value holds, in a form that compares bit for bit."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: bits(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: bits(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return type(value), value
+
+
+# --- exact --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [full_state(), bare_state()], ids=["full", "bare"])
+def test_checkpoint_comes_back_bit_for_bit(tmp_path: Path, state: ServerState) -> None:
+    saved = checkpoint_of(state)
+
+    path = save_checkpoint(tmp_path / "new" / "folder", saved, keep=3)
+
+    assert bits(load_checkpoint(path)) == bits(saved)
+    found, problems = latest_checkpoint(tmp_path / "new" / "folder")
+    assert bits(found) == bits(saved)
+    assert problems == []
+
+
+@settings(max_examples=40)
+@given(
+    vector=arrays.arrays(np.float32, st.integers(0, 9)),
+    counts=arrays.arrays(np.float64, (1, 3)),
+    noise=st.floats(min_value=0, allow_infinity=False),
+    name=st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable()),
+)
+def test_any_number_comes_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    vector: np.ndarray,
+    counts: np.ndarray,
+    noise: float,
+    name: str,
+) -> None:
+    record = ClientRecord("train", 1, label_counts=counts, noise=noise)
+    state = dataclasses.replace(bare_state(), models={0: vector}, clients={name: record})
+
+    path = save_checkpoint(tmp_path_factory.mktemp("any"), checkpoint_of(state), keep=1)
+
+    assert bits(load_checkpoint(path).state) == bits(state)
+
+
+def test_array_that_is_a_view_is_saved_by_its_values(tmp_path: Path) -> None:
+    transposed = np.arange(6.0).reshape(3, 2).T
+    record = ClientRecord("train", 1, label_counts=transposed)
+    state = dataclasses.replace(bare_state(), clients={"a": record})
+
+    path = save_checkpoint(tmp_path, checkpoint_of(state), keep=1)
+
+    loaded = load_checkpoint(path).state.clients["a"].label_counts
+    np.testing.assert_array_equal(loaded, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+def assert_refused(path: Path, *words: str) -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        load_checkpoint(path)
+    for word in (str(path), *words):
+        assert word in str(refusal.value)
+
+
+def test_checkpoint_torn_at_any_length_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
+    whole = path.read_bytes()
+    lengths = {*range(0, 64), *range(64, len(whole), 37), len(whole) - 1}
+
+    for length in sorted(lengths):
+        path.write_bytes(whole[:length])
+        assert_refused(path, "torn")
+
+
+@settings(max_examples=60)
+@given(content=st.binary(max_size=200))
+def test_any_other_bytes_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "round-000001.safetensors"
+    path.write_bytes(content)
+
+    assert_refused(path)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "round-000001.safetensors", "no such file")
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    path.mkdir()
+
+    assert_refused(path)
+
+
+def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": np.zeros(3)}, path)
+
+    assert_refused(path, "not one of fedrc-flwr")
+
+
+def test_another_safetensors_file_with_types_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_torch_file({"weight": torch.zeros(3, dtype=torch.bfloat16)}, path)
+
+    assert_refused(path, "not one of fedrc-flwr")
+
+
+@pytest.mark.parametrize("content", ["not json", "[]", "3", "null"])
+def test_metadata_that_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    save_file({"weight": np.zeros(3)}, path, metadata={"fedrc": content})
+
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_another_schema_version_is_refused(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    save_file({"model/0": np.zeros(3)}, path, metadata={"fedrc": json.dumps({"schema": schema})})
+
+    assert_refused(path, f"schema {schema}", f"reads schema {module.SCHEMA}")
+
+
+def test_client_state_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    save_client_state(tmp_path, client_state(1))
+
+    assert_refused(tmp_path / "round-000001.safetensors", "another kind")
+
+
+def test_checkpoint_is_not_taken_for_a_client_state(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint_of(full_state(1)), keep=1)
+
+    with pytest.raises(CheckpointError, match="another kind") as refusal:
+        load_client_state(tmp_path, before_round=2)
+
+    assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize("missing", ["clusters", "clients", "merged", "config", "optimizer_steps"])
+def test_checkpoint_without_one_of_its_parts_is_refused(tmp_path: Path, missing: str) -> None:
+    path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
+    tensors, about = module.read_file(path)
+    del about[missing]
+    module.write_atomically(path, tensors, about)
+
+    assert_refused(path, missing)
+
+
+def test_checkpoint_without_one_of_its_models_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
+    tensors, about = module.read_file(path)
+    del tensors["model/4"]
+    module.write_atomically(path, tensors, about)
+
+    assert_refused(path, "model/4")
+
+
+# --- the newest that is readable ----------------------------------------------------------------
+
+
+def test_broken_newest_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
+    for round_number in (1, 2, 3):
+        newest = save_checkpoint(tmp_path, checkpoint_of(full_state(round_number)), keep=3)
+    newest.write_bytes(newest.read_bytes()[:-5])
+
+    found, problems = latest_checkpoint(tmp_path)
+
+    assert bits(found.state) == bits(full_state(2))
+    assert len(problems) == 1
+    assert str(newest) in problems[0]
+
+
+def test_no_readable_checkpoint_is_an_error_that_names_all(tmp_path: Path) -> None:
+    for round_number in (1, 2):
+        save_checkpoint(tmp_path, checkpoint_of(full_state(round_number)), keep=3).write_bytes(b"")
+
+    with pytest.raises(CheckpointError) as refusal:
+        latest_checkpoint(tmp_path)
+
+    for word in (str(tmp_path), "round-000001", "round-000002"):
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("folder", [".", "gone"])
+def test_directory_without_checkpoints_is_an_error_that_names_it(
+    tmp_path: Path, folder: str
+) -> None:
+    with pytest.raises(CheckpointError, match="no readable checkpoint") as refusal:
+        latest_checkpoint(tmp_path / folder)
+
+    assert str(tmp_path / folder) in str(refusal.value)
+
+
+def test_newest_goes_by_number_not_by_spelling(tmp_path: Path) -> None:
+    for round_number in (999_999, 1_000_000):
+        save_checkpoint(tmp_path, checkpoint_of(bare_state(round_number)), keep=3)
+
+    found, _ = latest_checkpoint(tmp_path)
+
+    assert found.state.round == 1_000_000
+
+
+def test_files_that_somebody_else_put_there_are_left_alone(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, checkpoint_of(bare_state(1)), keep=1)
+    strangers = [tmp_path / name for name in ("round-000009 copy.safetensors", "notes.txt")]
+    for stranger in strangers:
+        stranger.write_bytes(b"mine")
+
+    save_checkpoint(tmp_path, checkpoint_of(bare_state(2)), keep=1)
+
+    found, _ = latest_checkpoint(tmp_path)
+    assert found.state.round == 2
+    assert all(stranger.read_bytes() == b"mine" for stranger in strangers)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    for round_number in range(1, 6):
+        save_checkpoint(tmp_path, checkpoint_of(bare_state(round_number)), keep=keep)
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+
+    assert names == [f"round-{r:06d}.safetensors" for r in range(6 - keep, 6)]
+
+
+# --- power loss ---------------------------------------------------------------------------------
+
+
+class PowerLossError(Exception):
+    """The machine is off."""
+
+
+class Disk:
+    """A disk that may lose power before or after each of its operations.
+
+    The worst that a file system may do: of a file that was not flushed only ``survives`` of its
+    bytes are left, a rename counts only once its directory was flushed, a deletion counts at once.
+    """
+
+    def __init__(self, fails_at: int, survives: float) -> None:
+        self.steps = 0
+        self._fails_at = fails_at
+        self._survives = survives
+        self._paths: dict[int, Path] = {}
+        self._unflushed: set[Path] = set()
+        self._renames: list[tuple[Path, bytes | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def tick(self) -> None:
+        self.steps += 1
+        if self.steps == self._fails_at:
+            raise PowerLossError
+
+    def open(self, path: Any, *mode: Any) -> Any:
+        if Path(path).is_dir():
+            descriptor = os.open(path, *mode)
+            self._paths[descriptor] = Path(path)
+            return descriptor
+        self.tick()
+        file = File(open(path, "wb", buffering=0), self)  # noqa: SIM115
+        self._paths[file.fileno()] = Path(path)
+        self._unflushed.add(Path(path))
+        self.tick()
+        return file
+
+    def fsync(self, descriptor: int) -> None:
+        self.tick()
+        path = self._paths[descriptor]
+        self._unflushed.discard(path)
+        self._renames = [(target, old) for target, old in self._renames if target.parent != path]
+        self.tick()
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.tick()
+        self._renames.append((target, target.read_bytes() if target.exists() else None))
+        os.replace(source, target)
+        if source in self._unflushed:
+            self._unflushed = self._unflushed - {source} | {target}
+        self.tick()
+
+    def unlink(self, path: Path, missing_ok: bool = False) -> None:
+        self.tick()
+        os.remove(path)  # noqa: PTH107
+        self.tick()
+
+    def come_back(self) -> None:
+        """What is found when the machine is on again."""
+        for path in self._unflushed:
+            content = path.read_bytes()
+            path.write_bytes(content[: int(len(content) * self._survives)])
+        for target, old in reversed(self._renames):
+            if old is None:
+                target.unlink(missing_ok=True)
+            else:
+                target.write_bytes(old)
+
+
+class File:
+    """A file on the disk, written in several pieces."""
+
+    def __init__(self, file: Any, disk: Disk) -> None:
+        self._file = file
+        self._disk = disk
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def write(self, content: bytes) -> None:
+        cuts = [0, 1, 8, 100, len(content) // 2, len(content) - 1, len(content)]
+        for start, end in pairwise(cuts):
+            self._disk.tick()
+            self._file.write(content[start:end])
+        self._disk.tick()
+
+
+def on_failing_disk(
+    action: Any, survives: float, monkeypatch: pytest.MonkeyPatch, prepare: Any
+) -> Iterator[tuple[int, bool]]:
+    """Run ``action`` with the power lost at each step in turn, and last without.
+
+    Yields the step and whether the action came to its end, with the disk as it is found afterwards.
+    """
+    finished = False
+    step = 0
+    while not finished:
+        step += 1
+        prepare()
+        disk = Disk(step, survives)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "os", disk)
+            patch.setattr(module, "open", disk.open, raising=False)
+            patch.setattr(Path, "unlink", lambda path, **how: disk.unlink(path, **how))  # noqa: B023
+            try:
+                action()
+                finished = True
+            except PowerLossError:
+                pass
+        disk.come_back()
+        yield step, finished
+
+
+@pytest.mark.parametrize("survives", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("round_number", [2, 3], ids=["same-round-again", "next-round"])
+def test_power_loss_at_any_moment_leaves_the_previous_or_the_new_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    round_number: int,
+    keep: int,
+    survives: float,
+) -> None:
+    earlier, previous = full_state(1), full_state(2)
+    new = full_state(round_number, seed=1)
+
+    def prepare() -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for state in (earlier, previous):
+            save_checkpoint(tmp_path, checkpoint_of(state), keep)
+
+    def save() -> None:
+        save_checkpoint(tmp_path, checkpoint_of(new), keep)
+
+    outcomes = []
+    for _, finished in on_failing_disk(save, survives, monkeypatch, prepare):
+        found, problems = latest_checkpoint(tmp_path)
+        outcomes.append((finished, bits(found.state) == bits(new)))
+        assert bits(found.state) in (bits(previous), bits(new))
+        assert problems == []
+        save_checkpoint(tmp_path, checkpoint_of(full_state(4)), keep)
+        assert latest_checkpoint(tmp_path)[0].state.round == 4
+
+    assert len(outcomes) > 10
+    assert outcomes[0] == (False, False)
+    assert outcomes[-1] == (True, True)
+
+
+@pytest.mark.parametrize("survives", [0.0, 0.5, 1.0])
+def test_power_loss_at_any_moment_leaves_a_client_the_state_from_before_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: float
+) -> None:
+    def prepare() -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for round_number in (1, 2):
+            save_client_state(tmp_path, client_state(round_number))
+
+    steps = 0
+    for step, _ in on_failing_disk(
+        lambda: save_client_state(tmp_path, client_state(3)), survives, monkeypatch, prepare
+    ):
+        found = load_client_state(tmp_path, before_round=3)
+        assert bits(found) == bits(client_state(2))
+        steps = step
+
+    assert steps > 10
+
+
+# --- client states ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_client_state_comes_back_bit_for_bit(tmp_path: Path, moments: bool) -> None:
+    state = client_state(5, moments)
+
+    save_client_state(tmp_path, state)
+
+    assert bits(load_client_state(tmp_path, before_round=6)) == bits(state)
+    assert bits(unpack_client(*pack_client(state))) == bits(state)
+
+
+def test_client_without_a_state_has_none(tmp_path: Path) -> None:
+    assert load_client_state(tmp_path, before_round=9) is None
+    assert load_client_state(tmp_path / "gone", before_round=9) is None
+
+
+def test_last_two_client_states_are_kept(tmp_path: Path) -> None:
+    for round_number in (1, 2, 5, 9):
+        save_client_state(tmp_path, client_state(round_number))
+
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["round-000005", "round-000009"]
+
+
+def test_repeated_round_finds_the_state_from_before_it(tmp_path: Path) -> None:
+    for round_number in (1, 2, 3):
+        save_client_state(tmp_path, client_state(round_number))
+
+    first_repetition = load_client_state(tmp_path, before_round=3)
+    save_client_state(tmp_path, client_state(3))
+    second_repetition = load_client_state(tmp_path, before_round=3)
+
+    assert bits(first_repetition) == bits(second_repetition) == bits(client_state(2))
+    assert bits(load_client_state(tmp_path, before_round=4)) == bits(client_state(3))
+
+
+def test_first_round_starts_from_nothing_whatever_an_earlier_run_left(tmp_path: Path) -> None:
+    save_client_state(tmp_path, client_state(8))
+
+    assert load_client_state(tmp_path, before_round=1) is None
+
+
+def test_rounds_done_anew_replace_the_states_of_later_rounds(tmp_path: Path) -> None:
+    for round_number in (8, 9):
+        save_client_state(tmp_path, client_state(round_number))
+
+    for round_number in (3, 4):
+        save_client_state(tmp_path, client_state(round_number))
+
+    assert bits(load_client_state(tmp_path, before_round=4)) == bits(client_state(3))
+    assert bits(load_client_state(tmp_path, before_round=20)) == bits(client_state(4))
+
+
+def test_torn_client_state_is_refused_by_path(tmp_path: Path) -> None:
+    save_client_state(tmp_path, client_state(1))
+    path = tmp_path / "round-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:40])
+
+    with pytest.raises(CheckpointError) as refusal:
+        load_client_state(tmp_path, before_round=2)
+
+    assert str(path) in str(refusal.value)

@@ -1,0 +1,175 @@
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedrc_flwr import privacy
+
+
+def delta_of(epsilon, mu):
+    """The analytic Gaussian mechanism (Balle and Wang 2018), by scipy's normal distribution."""
+    falling = np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+    return norm.cdf(mu / 2 - epsilon / mu) - falling
+
+
+def delta_by_integration(epsilon, mu):
+    """From the definition: E (1 - exp(epsilon - L))_+ of the privacy loss L ~ N(mu^2/2, mu^2)."""
+    lowest = (epsilon - mu**2 / 2) / mu
+
+    def integrand(t):
+        z = lowest + t
+        return -math.expm1(-mu * t) * norm.pdf(z)
+
+    return quad(integrand, 0.0, max(12.0, 12.0 - lowest), limit=400, epsabs=0, epsrel=1e-10)[0]
+
+
+# --- clipping and noise --------------------------------------------------------------------------
+
+
+def test_clipping_scales_a_matrix_to_the_norm_by_hand():
+    # Prepare: norm 5
+    values = np.array([[3.0, 0.0], [0.0, 4.0]])
+
+    # Execute
+    clipped = privacy.clip(values, 1.0)
+
+    # Assert
+    np.testing.assert_allclose(clipped, [[0.6, 0.0], [0.0, 0.8]], atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(hnp.arrays(float, (2, 3), elements=st.floats(-1e3, 1e3)), st.floats(0.1, 100.0))
+def test_clipping_bounds_the_norm_and_leaves_what_is_within_it(values, bound):
+    clipped = privacy.clip(values, bound)
+
+    length = math.sqrt(sum(float(v) ** 2 for v in values.ravel()))
+    assert math.sqrt(sum(float(v) ** 2 for v in clipped.ravel())) <= bound * (1 + 1e-12)
+    if length <= bound * (1 - 1e-12):
+        np.testing.assert_array_equal(clipped, values)
+    if length > 0:
+        np.testing.assert_allclose(clipped * length, values * min(length, bound), atol=1e-6)
+
+
+def test_clipping_leaves_zeros_alone():
+    np.testing.assert_array_equal(privacy.clip(np.zeros((2, 2)), 1.0), np.zeros((2, 2)))
+
+
+def test_no_noise_leaves_values_untouched_even_beyond_the_norm():
+    values = np.array([[300.0, 400.0]])
+
+    released = privacy.release(values, 1.0, 0.0, np.random.default_rng(0))
+
+    np.testing.assert_array_equal(released, values)
+
+
+def test_a_release_is_clipped_first_and_then_noised_entry_by_entry():
+    # Prepare
+    values, noise = np.array([[30.0, 40.0]]), 2.5
+
+    # Execute
+    released = privacy.release(values, 5.0, noise, np.random.default_rng(7))
+
+    # Assert
+    draws = noise * np.random.default_rng(7).standard_normal((1, 2))
+    np.testing.assert_allclose(released, np.array([[3.0, 4.0]]) + draws, atol=1e-9)
+    np.testing.assert_array_equal(values, [[30.0, 40.0]])
+
+
+def test_noise_has_the_asked_deviation_and_no_bias():
+    # Prepare
+    samples, noise = 40_000, 3.0
+
+    # Execute
+    released = privacy.release(np.zeros(samples), 1.0, noise, np.random.default_rng(1))
+
+    # Assert: five standard errors of the mean, and of the deviation
+    assert abs(released.mean()) < 5 * noise / math.sqrt(samples)
+    assert abs(released.std() - noise) < 5 * noise / math.sqrt(2 * samples)
+
+
+def test_the_noise_does_not_follow_from_any_seed():
+    # Prepare: whatever can be seeded globally
+    np.random.seed(0)
+    one = privacy.secret_generator().standard_normal(4)
+
+    # Execute
+    np.random.seed(0)
+    other = privacy.secret_generator().standard_normal(4)
+
+    # Assert
+    assert (one != other).all()
+
+
+# --- accounting ----------------------------------------------------------------------------------
+
+
+def test_composition_by_hand():
+    # sqrt(4) * 3 / 2
+    assert privacy.gaussian_mu(4, norm=3.0, noise=2.0) == pytest.approx(3.0, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 1000), st.floats(0.1, 100.0), st.floats(0.1, 100.0))
+def test_many_releases_are_one_with_less_noise(releases, bound, noise):
+    # One release of all the arrays side by side: its norm is at most sqrt(T) * S.
+    together = privacy.gaussian_mu(1, math.sqrt(releases) * bound, noise)
+
+    assert privacy.gaussian_mu(releases, bound, noise) == pytest.approx(together, rel=1e-12)
+
+
+def test_nothing_released_costs_nothing_and_no_noise_costs_everything():
+    assert privacy.gaussian_mu(0, 50.0, 0.0) == 0.0
+    assert privacy.gaussian_mu(3, 50.0, 0.0) == math.inf
+    assert privacy.epsilon_spent(0.0, 1e-5) == 0.0
+    assert privacy.epsilon_spent(math.inf, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("mu", [0.05, 0.3, 1.0, 3.0, 10.0])
+def test_epsilon_agrees_with_a_root_of_the_analytic_formula(mu, delta):
+    epsilon = privacy.epsilon_spent(mu, delta)
+
+    expected = brentq(lambda e: delta_of(e, mu) - delta, 0.0, 500.0, xtol=1e-12, rtol=1e-12)
+    assert epsilon == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(50.0, 1e-12), (50.0, 1e-5), (1.0, 1e-12), (1e-3, 1e-9)])
+def test_epsilon_at_the_extremes_gives_back_delta(mu, delta):
+    epsilon = privacy.epsilon_spent(mu, delta)
+
+    assert epsilon > 0
+    assert delta_by_integration(epsilon, mu) == pytest.approx(delta, rel=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.01, 20.0), st.floats(1e-10, 1e-2))
+def test_epsilon_inverts_the_definition_of_delta(mu, delta):
+    epsilon = privacy.epsilon_spent(mu, delta)
+
+    if epsilon == 0.0:
+        assert delta_by_integration(0.0, mu) <= delta * (1 + 1e-6)
+    else:
+        assert delta_by_integration(epsilon, mu) == pytest.approx(delta, rel=1e-5)
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(1e-20, 1e-12), (1e-12, 1e-12), (1e-6, 1e-6)])
+def test_a_tiny_mechanism_costs_nothing_beyond_delta(mu, delta):
+    # At epsilon = 0, delta is 2 Phi(mu / 2) - 1, which is less than mu * 0.4.
+    assert 0.4 * mu < delta
+
+    assert privacy.epsilon_spent(mu, delta) == 0.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.01, 50.0), st.floats(1.01, 3.0), st.floats(1e-12, 0.1))
+def test_epsilon_grows_with_mu_and_falls_with_delta(mu, factor, delta):
+    epsilon = privacy.epsilon_spent(mu, delta)
+
+    assert privacy.epsilon_spent(mu * factor, delta) >= epsilon
+    assert privacy.epsilon_spent(mu, delta / factor) >= epsilon

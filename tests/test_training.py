@@ -1,0 +1,528 @@
+import copy
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from fedrc_flwr.algorithms import build_algorithm
+from fedrc_flwr.algorithms.base import ClientRuntime
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.scenario import Scenario
+from fedrc_flwr.layout import to_vector
+from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.state import ClientRecord, ClientState
+from fedrc_flwr.training import (
+    LocalSettings,
+    ModelBank,
+    accuracy,
+    decorrelation,
+    log_probabilities,
+    losses_of,
+    mix,
+    train,
+)
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+CLASSES, SAMPLES = 3, 23
+
+
+def network(seed, batch_norm=False):
+    """Four inputs, a hidden layer of five, three classes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [nn.Flatten(), nn.Linear(4, 5), *([nn.BatchNorm1d(5)] if batch_norm else [])]
+        return SplitModel(nn.Sequential(*layers, nn.Tanh()), nn.Linear(5, CLASSES))
+
+
+@pytest.fixture
+def client():
+    """Inputs (N, 2, 2), labels (N,) and responsibilities (N, 3) that sum to one."""
+    rng = np.random.default_rng(5)
+    inputs = torch.from_numpy(rng.normal(size=(SAMPLES, 2, 2)).astype(np.float32))
+    labels = torch.from_numpy(rng.integers(0, CLASSES, SAMPLES))
+    return inputs, labels, rng.dirichlet([0.7, 0.7, 0.7], size=SAMPLES)
+
+
+def bank_of(models, **options):
+    """A bank that has loaded the models, built from others."""
+    bank = ModelBank([copy.deepcopy(models[0]) for _ in models], CPU, **options)
+    shared = options.get("shared_body", False)
+    bank.load(
+        [to_vector(m.head if shared else m) for m in models],
+        to_vector(models[0].body) if shared else None,
+    )
+    return bank
+
+
+def column(responsibilities, k):
+    return torch.from_numpy(responsibilities[:, k]).float()
+
+
+# --- local training of several models ------------------------------------------------------------
+
+VARIANTS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight-decay": {"weight_decay": 0.3},
+    "fedprox": {"prox_mu": 0.7},
+    "feddecorr": {"decorr_beta": 0.5},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "prox_mu": 0.5, "decorr_beta": 0.2},
+}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_all_models_is_the_same_as_torchs_sgd_on_each_of_them(client, variant, epochs):
+    # Prepare: 23 samples in batches of 6, so that the last one has 5
+    inputs, labels, responsibilities = client
+    models = [network(k) for k in range(3)]
+    settings_of_run = LocalSettings(epochs, 6, learning_rate=0.2, **VARIANTS[variant])
+    rng = np.random.default_rng(11)
+
+    # Execute
+    deltas = train(
+        bank_of(models), inputs, labels, responsibilities, [0, 1, 2], settings_of_run, rng
+    )
+
+    # Assert
+    steps = reference.batches(SAMPLES, 6, epochs, np.random.default_rng(11))
+    assert deltas.body is None
+    for k, model in enumerate(models):
+        trained = reference.local_sgd(
+            model, inputs, labels, column(responsibilities, k), steps, 0.2, **VARIANTS[variant]
+        )
+        expected = reference.flatten(trained) - reference.flatten(model)
+        assert np.abs(expected).max() > 1e-3
+        np.testing.assert_allclose(deltas.clusters[k], expected, atol=1e-5)
+
+
+def test_a_last_batch_of_one_sample_is_trained_without_a_correlation_of_features(client):
+    # Prepare: 7 samples in batches of 6
+    inputs, labels, responsibilities = (part[:7] for part in client)
+    model = network(0)
+    with_term = LocalSettings(1, 6, 0.2, decorr_beta=0.5)
+
+    # Execute
+    deltas = train(
+        bank_of([model]), inputs, labels, responsibilities, [0], with_term, np.random.default_rng(1)
+    )
+
+    # Assert
+    steps = reference.batches(7, 6, 1, np.random.default_rng(1))
+    weights = column(responsibilities, 0)
+    trained = reference.local_sgd(model, inputs, labels, weights, steps, 0.2, decorr_beta=0.5)
+    expected = reference.flatten(trained) - reference.flatten(model)
+    np.testing.assert_allclose(deltas.clusters[0], expected, atol=1e-5)
+
+
+def test_a_client_with_one_sample_takes_one_step(client):
+    # Prepare
+    inputs, labels, responsibilities = (part[:1] for part in client)
+    model = network(0)
+
+    # Execute
+    deltas = train(
+        bank_of([model]),
+        inputs,
+        labels,
+        responsibilities,
+        [0],
+        LocalSettings(1, 128, 0.2),
+        np.random.default_rng(1),
+    )
+
+    # Assert: minus the learning rate times the responsibility times the gradient
+    loss = functional.cross_entropy(model(inputs), labels)
+    gradient = torch.cat(
+        [g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]
+    )
+    expected = -0.2 * responsibilities[0, 0] * gradient.numpy()
+    np.testing.assert_allclose(deltas.clusters[0], expected, atol=1e-6)
+
+
+def test_inactive_clusters_are_neither_trained_nor_reported(client):
+    # Prepare
+    inputs, labels, responsibilities = client
+    bank = bank_of([network(k) for k in range(3)])
+    before = bank.units[1].vector.clone()
+
+    # Execute
+    deltas = train(
+        bank,
+        inputs,
+        labels,
+        responsibilities,
+        [0, 2],
+        LocalSettings(1, 8, 0.2),
+        np.random.default_rng(1),
+    )
+
+    # Assert
+    assert list(deltas.clusters) == [0, 2]
+    torch.testing.assert_close(bank.units[1].vector, before, rtol=0, atol=0)
+
+
+def test_training_nobody_changes_nothing_and_draws_nothing(client):
+    # Prepare
+    inputs, labels, responsibilities = client
+    rng = np.random.default_rng(1)
+
+    # Execute
+    deltas = train(
+        bank_of([network(0)]), inputs, labels, responsibilities, [], LocalSettings(1, 8, 0.2), rng
+    )
+
+    # Assert
+    assert deltas.clusters == {}
+    assert deltas.body is None
+    assert rng.random() == np.random.default_rng(1).random()
+
+
+def test_momentum_does_not_outlive_a_round(client):
+    # Prepare: the same bank trained before, and a fresh one
+    inputs, labels, responsibilities = client
+    models, local = [network(0)], LocalSettings(1, 8, 0.2, momentum=0.9)
+    used, fresh = bank_of(models), bank_of(models)
+    train(used, inputs, labels, responsibilities, [0], local, np.random.default_rng(1))
+    used.load([to_vector(models[0])], None)
+
+    # Execute
+    again, first = (
+        train(bank, inputs, labels, responsibilities, [0], local, np.random.default_rng(2))
+        for bank in (used, fresh)
+    )
+
+    # Assert
+    np.testing.assert_array_equal(again.clusters[0], first.clusters[0])
+
+
+def test_a_client_without_part_in_a_cluster_does_not_pull_at_it(client):
+    # Prepare: no responsibility, but every penalty there is
+    inputs, labels, _ = client
+    penalties = LocalSettings(1, 8, 0.2, 0.9, weight_decay=0.3, prox_mu=0.5, decorr_beta=0.5)
+
+    # Execute
+    deltas = train(
+        bank_of([network(0)]),
+        inputs,
+        labels,
+        np.zeros((SAMPLES, 1)),
+        [0],
+        penalties,
+        np.random.default_rng(1),
+    )
+
+    # Assert
+    assert not deltas.clusters[0].any()
+
+
+# --- one body, several heads ---------------------------------------------------------------------
+
+
+def test_a_shared_bodys_gradient_is_the_sum_over_the_clusters(client):
+    # Prepare: one step on all samples, so that the deltas are the gradients
+    inputs, labels, responsibilities = client
+    models = [network(k) for k in range(3)]
+    bank = bank_of(models, shared_body=True)
+
+    # Execute
+    deltas = train(
+        bank,
+        inputs,
+        labels,
+        responsibilities,
+        [0, 1, 2],
+        LocalSettings(1, SAMPLES, 0.2),
+        np.random.default_rng(1),
+    )
+
+    # Assert: one cluster at a time, each head on the first model's body
+    body = models[0].body
+    total = torch.zeros(4 * 5 + 5)
+    for k, model in enumerate(models):
+        losses = functional.cross_entropy(model.head(body(inputs)), labels, reduction="none")
+        objective = (column(responsibilities, k) * losses).mean()
+        gradients = torch.autograd.grad(objective, [*body.parameters(), *model.head.parameters()])
+        total += torch.cat([g.reshape(-1) for g in gradients[:2]])
+        head = torch.cat([g.reshape(-1) for g in gradients[2:]])
+        np.testing.assert_allclose(deltas.clusters[k], -0.2 * head.numpy(), atol=1e-6)
+    np.testing.assert_allclose(deltas.body, -0.2 * total.numpy(), atol=1e-6)
+
+
+def test_training_with_a_shared_body_is_the_same_as_torchs_sgd_on_the_summed_objective(client):
+    # Prepare
+    inputs, labels, responsibilities = client
+    models = [network(k) for k in range(2)]
+    shares = responsibilities[:, :2]
+    bank = bank_of(models, shared_body=True)
+    local = LocalSettings(2, 6, 0.2, 0.9, weight_decay=0.1, prox_mu=0.3, decorr_beta=0.2)
+
+    # Execute
+    deltas = train(bank, inputs, labels, shares, [0, 1], local, np.random.default_rng(4))
+
+    # Assert: the body decays in full, the heads by the client's part in them
+    body, heads = copy.deepcopy(models[0].body), [copy.deepcopy(m.head) for m in models]
+    parts = [body, *heads]
+    starts = [[p.detach().clone() for p in part.parameters()] for part in parts]
+    decays = [0.1, 0.1 * shares[:, 0].mean(), 0.1 * shares[:, 1].mean()]
+    optimizer = torch.optim.SGD(
+        [
+            {"params": list(part.parameters()), "weight_decay": decay}
+            for part, decay in zip(parts, decays, strict=True)
+        ],
+        lr=0.2,
+        momentum=0.9,
+    )
+    for rows in reference.batches(SAMPLES, 6, 2, np.random.default_rng(4)):
+        objective = torch.zeros(())
+        for k, head in enumerate(heads):
+            features, weights = body(inputs[rows]), column(shares, k)[rows]
+            losses = functional.cross_entropy(head(features), labels[rows], reduction="none")
+            objective = objective + (weights * losses).mean()
+            objective = objective + 0.2 * weights.mean() * reference.correlation_penalty(features)
+        for part, start in zip(parts, starts, strict=True):
+            for parameter, old in zip(part.parameters(), start, strict=True):
+                objective = objective + 0.5 * 0.3 * ((parameter - old) ** 2).sum()
+        optimizer.zero_grad()
+        objective.backward()
+        optimizer.step()
+    before = reference.flatten(models[0].body)
+    np.testing.assert_allclose(deltas.body, reference.flatten(body) - before, atol=1e-5)
+    for k, head in enumerate(heads):
+        expected = reference.flatten(head) - reference.flatten(models[k].head)
+        np.testing.assert_allclose(deltas.clusters[k], expected, atol=1e-5)
+
+
+# --- BatchNorm -----------------------------------------------------------------------------------
+
+
+def test_running_statistics_of_batch_norm_travel_in_the_update(client):
+    # Prepare
+    inputs, labels, responsibilities = client
+    model = network(0, batch_norm=True)
+    bank = bank_of([model])
+
+    # Execute
+    deltas = train(
+        bank,
+        inputs,
+        labels,
+        responsibilities,
+        [0],
+        LocalSettings(1, 5, 0.2, 0.9),
+        np.random.default_rng(3),
+    )
+
+    # Assert: 20 + 5, 5 + 5, 15 + 3 parameters, then 5 means and 5 variances
+    steps = reference.batches(SAMPLES, 5, 1, np.random.default_rng(3))
+    weights = column(responsibilities, 0)
+    trained = reference.local_sgd(model, inputs, labels, weights, steps, 0.2, 0.9)
+    norm, old = trained.body[2], model.body[2]
+    expected = np.concatenate(
+        [
+            reference.flatten(trained) - reference.flatten(model),
+            (norm.running_mean - old.running_mean).numpy(),
+            (norm.running_var - old.running_var).numpy(),
+        ]
+    )
+    assert len(deltas.clusters[0]) == 53 + 10
+    np.testing.assert_allclose(deltas.clusters[0], expected, atol=1e-5)
+
+
+def test_batch_norms_counter_stays_an_integer_that_no_broadcast_touches(client):
+    # Prepare
+    inputs, labels, responsibilities = client
+    model = network(0, batch_norm=True)
+    bank = bank_of([model])
+    counter = bank.units[0].module.body[2].num_batches_tracked
+
+    # Execute: 23 samples in batches of 8 are 3
+    train(
+        bank,
+        inputs,
+        labels,
+        responsibilities,
+        [0],
+        LocalSettings(1, 8, 0.2),
+        np.random.default_rng(3),
+    )
+    bank.load([to_vector(model)], None)
+
+    # Assert
+    assert counter.dtype == torch.int64
+    assert int(bank.units[0].module.body[2].num_batches_tracked) == 3
+
+
+def test_scoring_uses_the_running_statistics_and_leaves_them(client):
+    # Prepare
+    inputs, _, _ = client
+    model = network(0, batch_norm=True)
+    model.body[2].running_mean.fill_(0.3)
+    bank = bank_of([model])
+    bank.train_mode(True)
+    before = bank.units[0].vector.clone()
+
+    # Execute
+    scores = log_probabilities(bank, inputs, 1)
+
+    # Assert
+    expected = functional.log_softmax(model.eval()(inputs), dim=1)
+    torch.testing.assert_close(scores[:, 0], expected.detach())
+    torch.testing.assert_close(bank.units[0].vector, before, rtol=0, atol=0)
+
+
+# --- skipping ------------------------------------------------------------------------------------
+
+
+def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold():
+    # Prepare: a client of the digits whose weight for cluster 1 is 2e-4
+    def aggregate(skip_below):
+        config = load_config(
+            {
+                "clients": 4,
+                "samples-per-client": 60,
+                "clusters": 2,
+                "hidden": 16,
+                "batch-size": 16,
+                "annealing-rounds": 0,
+                "skip-below": skip_below,
+            }
+        )
+        data, algorithm = Scenario(config).client(0), build_algorithm(config)
+        models = [build_model(config, (8, 8), 10, seed) for seed in (1, 2)]
+        state = algorithm.initial_state(models)
+        state.clients["one"] = ClientRecord("train", len(data.fit))
+        bank = ModelBank([build_model(config, (8, 8), 10, 0) for _ in range(2)], CPU)
+        runtime = ClientRuntime(
+            config, bank, data.fit, data.test, 10, 0.0, np.random.default_rng(2)
+        )
+        remembered = ClientState(0, (0, 1), np.array([1 - 2e-4, 2e-4]))
+
+        # Execute
+        reply, after = algorithm.train(algorithm.broadcast(state, 1, 10), remembered, runtime)
+        result = algorithm.begin_round()
+        algorithm.receive(state, result, "one", reply)
+        return reply, after, algorithm.end_round(state, result, 1)[0].models
+
+    reply, kept, models = aggregate(0.0)
+    skipping_reply, skipping, skipping_models = aggregate(1e-3)
+
+    # Assert: cluster 1 was left out, and it would have moved by something below the threshold
+    assert list(reply.deltas) == [0, 1]
+    assert list(skipping_reply.deltas) == [0]
+    np.testing.assert_array_equal(models[0], skipping_models[0])
+    assert 0 < np.abs(models[1] - skipping_models[1]).max() < 1e-3
+    # and the statistics are those of all clusters
+    np.testing.assert_array_equal(reply.label_counts, skipping_reply.label_counts)
+    np.testing.assert_array_equal(kept.mixture_weights, skipping.mixture_weights)
+
+
+# --- scoring and predicting ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_body", [False, True])
+def test_losses_agree_with_one_sample_and_one_model_at_a_time(client, shared_body):
+    # Prepare
+    inputs, labels, _ = client
+    models = [network(k) for k in range(3)]
+    bank = bank_of(models, shared_body=shared_body)
+
+    # Execute
+    losses = losses_of(log_probabilities(bank, inputs, 3), labels)
+
+    # Assert
+    if shared_body:
+        models = [SplitModel(models[0].body, m.head) for m in models]
+    expected = reference.sample_losses(models, inputs, labels)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    assert losses.dtype == np.float64
+
+
+def test_scoring_more_samples_than_a_batch_holds_gives_each_its_own_row():
+    # Prepare: 1,500 samples, scored 1,024 at a time
+    model = network(0)
+    inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(1500, 2, 2))).float()
+
+    # Execute
+    scores = log_probabilities(bank_of([model]), inputs, 1)
+
+    # Assert
+    expected = functional.log_softmax(model(inputs), dim=1)
+    torch.testing.assert_close(scores[:, 0], expected.detach())
+
+
+def test_only_the_living_clusters_are_scored(client):
+    inputs, _, _ = client
+
+    scores = log_probabilities(bank_of([network(k) for k in range(3)]), inputs, 2)
+
+    assert scores.shape == (SAMPLES, 2, CLASSES)
+
+
+def test_prediction_of_two_clusters_and_three_labels_by_hand():
+    # Prepare: one sample; w = (1/4, 3/4)
+    log_probs = torch.tensor([[[0.8, 0.1, 0.1], [0.2, 0.4, 0.4]]], dtype=torch.float64).log()
+    weights = np.array([1 / 4, 3 / 4])
+
+    # Execute
+    soft, hard = mix(log_probs, weights), mix(log_probs, weights, hard=True)
+
+    # Assert: 0.8 / 4 + 0.2 * 3 / 4 = 0.35; 0.1 / 4 + 0.4 * 3 / 4 = 0.325
+    np.testing.assert_allclose(soft, [[0.35, 0.325, 0.325]], atol=1e-9)
+    np.testing.assert_allclose(hard, [[0.2, 0.4, 0.4]], atol=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1))
+def test_prediction_agrees_with_a_loop_and_is_a_distribution(seed):
+    # Prepare
+    rng = np.random.default_rng(seed)
+    samples, clusters, classes = rng.integers(1, 5, size=3)
+    probabilities = rng.dirichlet(np.ones(classes), size=(samples, clusters))
+    weights = rng.dirichlet(np.ones(clusters))
+
+    # Execute
+    mixed = mix(torch.from_numpy(np.log(probabilities)), weights).numpy()
+
+    # Assert
+    for j in range(samples):
+        for c in range(classes):
+            expected = sum(weights[k] * probabilities[j, k, c] for k in range(clusters))
+            assert mixed[j, c] == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(mixed.sum(axis=1), 1.0, atol=1e-9)
+
+
+def test_accuracy_is_the_share_of_right_predictions():
+    probabilities = torch.tensor([[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.9, 0.1]])
+
+    assert accuracy(probabilities, torch.tensor([0, 1, 1, 0])) == 0.75
+
+
+def test_decorrelation_of_two_features_by_hand():
+    # Prepare: deviations (-1, 0, 1) and (-1, 2, -1): variances 2/3 and 2, covariance 0; and a copy
+    apart = torch.tensor([[-1.0, -1.0], [0.0, 2.0], [1.0, -1.0]], dtype=torch.float64)
+    same = apart[:, [0, 0]]
+
+    # Execute and assert: correlations [[1, 0], [0, 1]], then all ones, over 2^2
+    assert float(decorrelation(apart)) == pytest.approx(2 / 4, abs=1e-6)
+    assert float(decorrelation(same)) == pytest.approx(4 / 4, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decorrelation_agrees_with_a_loop_over_pairs_of_features(seed):
+    features = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 4)))
+
+    penalty = decorrelation(features)
+
+    assert float(penalty) == pytest.approx(float(reference.correlation_penalty(features)), abs=1e-9)
+
+
+def test_decorrelation_of_constant_features_is_finite():
+    # A dead unit has no spread to divide by.
+    assert float(decorrelation(torch.ones(4, 3))) == 0.0

@@ -1,0 +1,429 @@
+"""Messages: what is sent is what arrives, and what does not fit is refused with its reason."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrc_flwr import wire
+from fedrc_flwr.aggregation import BODY
+from fedrc_flwr.algorithms.base import Broadcast, Reply
+from fedrc_flwr.errors import WireError
+from fedrc_flwr.state import Membership
+from fedrc_flwr.wire import Enrolment
+
+CLASSES = 3
+SIZE = 5
+ROLES = ("train", "observe")
+
+
+def make_broadcast(body: bool = False, merged: dict[int, int] | None = None) -> Broadcast:
+    rng = np.random.default_rng(0)
+    return Broadcast(
+        round=4,
+        membership=Membership((3, 7), merged or {}),
+        models=[rng.normal(size=SIZE).astype(np.float32) for _ in range(2)],
+        body=rng.normal(size=8).astype(np.float32) if body else None,
+        label_prior=rng.random((2, CLASSES)),
+        exponent=0.1 + 0.2,
+    )
+
+
+def make_reply(
+    body: bool = False, table: bool = True, positions: tuple[int, ...] = (0, 1)
+) -> Reply:
+    rng = np.random.default_rng(1)
+    deltas = {k: rng.normal(size=SIZE).astype(np.float32) for k in positions}
+    if body:
+        deltas[BODY] = rng.normal(size=8).astype(np.float32)
+    return Reply(
+        samples=20,
+        deltas=deltas,
+        label_counts=rng.normal(size=(2, CLASSES)),
+        cross_losses=rng.normal(size=(2, 2)) if table else None,
+        noise=0.1 + 0.2,
+        releases=6,
+        metrics={"loss": 1 / 3, "accuracy": 0.5},
+    )
+
+
+def travel(content: RecordDict) -> RecordDict:
+    """What arrives after a way through real bytes."""
+    sent = recorddict_to_proto(content).SerializeToString()
+    return recorddict_from_proto(ProtoRecordDict.FromString(sent))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for name in vars(one):
+        _assert_same_value(getattr(one, name), getattr(other, name))
+
+
+def _assert_same_value(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            _assert_same_value(a, b)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _assert_same_value(one[key], other[key])
+    else:
+        assert one == other
+
+
+def good_content() -> RecordDict:
+    return travel(wire.encode_reply(make_reply(), make_broadcast()))
+
+
+def decode(content: RecordDict) -> Reply:
+    return wire.decode_reply(content, make_broadcast(), CLASSES, merge=True)
+
+
+def with_array(record: str, name: str, array: Array) -> RecordDict:
+    content = good_content()
+    content[record] = ArrayRecord({**content.array_records[record], name: array})
+    return content
+
+
+def with_config(**values: Any) -> RecordDict:
+    content = good_content()
+    content["reply"] = ConfigRecord({**content.config_records["reply"], **values})
+    return content
+
+
+def without(record: str, name: str) -> RecordDict:
+    content = good_content()
+    kept = {k: v for k, v in content[record].items() if k != name}
+    content[record] = type(content[record])(kept)
+    return content
+
+
+def npy(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
+# --- there and back -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [True, False])
+@pytest.mark.parametrize("merged", [{}, {0: 3, 5: 0}])
+def test_broadcast_arrives_as_it_was_sent(body: bool, merged: dict[int, int]) -> None:
+    sent = make_broadcast(body, merged)
+
+    arrived = wire.decode_broadcast(travel(wire.encode_broadcast(sent, "layout")), "layout")
+
+    assert_same(arrived, sent)
+
+
+@pytest.mark.parametrize("body", [True, False])
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("positions", [(), (0,), (1,), (0, 1)])
+def test_reply_arrives_as_it_was_sent(body: bool, table: bool, positions: tuple[int, ...]) -> None:
+    broadcast, sent = make_broadcast(body), make_reply(body, table, positions)
+
+    content = travel(wire.encode_reply(sent, broadcast))
+    arrived = wire.decode_reply(content, broadcast, CLASSES, merge=table)
+
+    assert_same(arrived, sent)
+
+
+def test_update_travels_under_its_clusters_id() -> None:
+    content = wire.encode_reply(make_reply(positions=(1,)), make_broadcast())
+
+    assert set(content.array_records["deltas"]) == {"cluster-7"}
+
+
+def test_loss_table_that_nobody_asked_for_is_dropped() -> None:
+    content = travel(wire.encode_reply(make_reply(table=True), make_broadcast()))
+
+    arrived = wire.decode_reply(content, make_broadcast(), CLASSES, merge=False)
+
+    assert arrived.cross_losses is None
+
+
+def test_metrics_arrive_as_they_were_sent() -> None:
+    sent = {"accuracy": 0.1 + 0.2, "samples": 12.0}
+
+    arrived = wire.decode_metrics(travel(wire.encode_metrics(sent)))
+
+    assert arrived == sent
+
+
+def test_enrolment_arrives_as_it_was_sent() -> None:
+    sent = Enrolment("ward/ü", "observe", samples=12, classes=CLASSES, concept=-1, style="")
+
+    arrived = wire.decode_enrolment(travel(wire.encode_enrolment(sent)), CLASSES, ROLES)
+
+    assert arrived == sent
+
+
+# --- broadcasts that a client refuses -----------------------------------------------------------
+
+
+def test_broadcast_of_another_network_is_refused() -> None:
+    content = wire.encode_broadcast(make_broadcast(), "layout")
+
+    with pytest.raises(WireError, match="network differs"):
+        wire.decode_broadcast(content, "another layout")
+
+
+def test_broadcast_of_another_schema_is_refused() -> None:
+    content = wire.encode_broadcast(make_broadcast(), "layout")
+    content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 2})
+
+    with pytest.raises(WireError, match="schema version 2, this side speaks 1"):
+        wire.decode_broadcast(content, "layout")
+
+
+def test_empty_broadcast_is_refused() -> None:
+    with pytest.raises(WireError, match="no 'broadcast' record"):
+        wire.decode_broadcast(RecordDict(), "layout")
+
+
+# --- replies that the server refuses ------------------------------------------------------------
+
+GOOD_COUNTS = np.ones((2, CLASSES))
+GOOD_DELTA = np.ones(SIZE, dtype=np.float32)
+ARRAYS = [
+    ("deltas", "cluster-3", GOOD_DELTA),
+    ("statistics", "label-counts", GOOD_COUNTS),
+    ("statistics", "cross-losses", np.ones((2, 2))),
+]
+
+
+def assert_refused(content: RecordDict, *words: str) -> None:
+    """Refused with these words; neither the message nor the broadcast is touched."""
+    broadcast = make_broadcast()
+    before = recorddict_to_proto(content).SerializeToString()
+    with pytest.raises(WireError) as refusal:
+        wire.decode_reply(content, broadcast, CLASSES, merge=True)
+    for word in words:
+        assert word in str(refusal.value)
+    assert_same(broadcast, make_broadcast())
+    assert recorddict_to_proto(content).SerializeToString() == before
+
+
+def test_the_reply_that_the_refused_ones_are_made_of_is_accepted() -> None:
+    for record, name, values in ARRAYS:
+        arrived = decode(with_array(record, name, Array(values)))
+        assert arrived.samples == 20
+    assert_same(decode(good_content()), make_reply())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
+def test_one_number_that_is_not_finite_is_refused(
+    record: str, name: str, values: np.ndarray, number: float
+) -> None:
+    poisoned = values.copy()
+    poisoned.flat[-1] = number
+
+    assert_refused(with_array(record, name, Array(poisoned)), name, "NaN or infinity")
+
+
+@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
+def test_wrong_shape_is_refused(record: str, name: str, values: np.ndarray) -> None:
+    shapes = [(*values.shape[:-1], values.shape[-1] + 1), (1, *values.shape), (values.size + 7,)]
+
+    for shape in shapes:
+        wrong = np.ones(shape, dtype=values.dtype)
+        assert_refused(with_array(record, name, Array(wrong)), name, str(shape), str(values.shape))
+
+
+@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
+def test_wrong_dtype_is_refused_with_the_right_one(
+    record: str, name: str, values: np.ndarray
+) -> None:
+    for dtype in {"float16", "float32", "float64", "int64", "complex128"} - {values.dtype.name}:
+        wrong = values.astype(dtype)
+        assert_refused(with_array(record, name, Array(wrong)), name, dtype, values.dtype.name)
+
+
+@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
+def test_declared_shape_that_lies_about_the_bytes_is_refused(
+    record: str, name: str, values: np.ndarray
+) -> None:
+    real = np.ones((values.size + 1,), dtype=values.dtype)
+    liar = Array(str(values.dtype), values.shape, "numpy.ndarray", npy(real))
+
+    assert_refused(with_array(record, name, liar), name, str(real.shape), str(values.shape))
+
+
+def test_header_that_claims_more_than_there_is_memory_is_refused() -> None:
+    claimed = np.lib.format.header_data_from_array_1_0(GOOD_DELTA) | {"shape": (10**15,)}
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, claimed)
+    liar = Array("float32", (SIZE,), "numpy.ndarray", buffer.getvalue() + GOOD_DELTA.tobytes())
+
+    assert_refused(with_array("deltas", "cluster-3", liar), "cluster-3", "cannot be read")
+
+
+def _npz() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, GOOD_DELTA)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 64,
+        b"PK\x03\x04 not an archive",
+        _npz(),
+        pickle.dumps([1.0] * SIZE),
+        npy(GOOD_DELTA)[:-1],
+        npy(GOOD_DELTA)[:20],
+        b"\x93NUMPY\x01\x00v\x00" + b"{" * 118,
+        b"\x93NUMPY\x09\x00" + npy(GOOD_DELTA)[8:],
+    ],
+    ids=["empty", "zeros", "broken-zip", "npz", "pickle", "short", "cut", "no-header", "version"],
+)
+def test_garbage_instead_of_an_array_is_refused(data: bytes) -> None:
+    garbage = Array("float32", (SIZE,), "numpy.ndarray", data)
+
+    assert_refused(with_array("deltas", "cluster-3", garbage), "cluster-3")
+
+
+def test_array_in_another_serialisation_is_refused() -> None:
+    foreign = Array("float32", (SIZE,), "torch.tensor", npy(GOOD_DELTA))
+
+    assert_refused(with_array("deltas", "cluster-3", foreign), "cluster-3", "torch.tensor")
+
+
+@given(position=st.integers(0, 147), byte=st.integers(0, 255), cut=st.integers(0, 148))
+def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: int) -> None:
+    data = bytearray(npy(GOOD_DELTA))
+    data[position] = byte
+    damaged = Array("float32", (SIZE,), "numpy.ndarray", bytes(data[:cut] if cut > 100 else data))
+    content = with_array("deltas", "cluster-3", damaged)
+
+    try:
+        delta = decode(content).deltas[0]
+    except WireError:
+        return
+
+    assert (delta.dtype, delta.shape) == (GOOD_DELTA.dtype, GOOD_DELTA.shape)
+    assert np.isfinite(delta).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (with_config(schema=2), ("schema version 2", "speaks 1")),
+        (with_config(schema="1"), ("schema version '1'",)),
+        (without("reply", "schema"), ("schema version None",)),
+        (with_config(round=3), ("round 3", "expected 4")),
+        (without("reply", "round"), ("round None",)),
+        (with_config(samples=0), ("samples is 0",)),
+        (with_config(samples=-20), ("samples is -20",)),
+        (with_config(samples=20.0), ("samples is 20.0",)),
+        (with_config(samples=True), ("samples is True",)),
+        (with_config(samples="20"), ("samples is '20'",)),
+        (with_config(samples=[20]), ("samples is [20]",)),
+        (without("reply", "samples"), ("samples is None",)),
+        (with_config(noise=-1.0), ("noise -1.0",)),
+        (with_config(noise=math.nan), ("noise nan",)),
+        (with_config(noise=math.inf), ("noise inf",)),
+        (with_config(noise="none"), ("noise 'none'",)),
+        (with_config(releases=1.5), ("releases 1.5",)),
+        (with_config(releases=-1), ("releases -1",)),
+        (without("reply", "releases"), ("releases None",)),
+        (with_array("deltas", "cluster-0", Array(GOOD_DELTA)), ("'cluster-0'", "no cluster")),
+        (with_array("deltas", "body", Array(GOOD_DELTA)), ("'body'", "no cluster")),
+        (without("statistics", "label-counts"), ("label-counts",)),
+        (without("statistics", "cross-losses"), ("cross-losses",)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_reply_that_does_not_fit_is_refused_with_its_reason(
+    content: RecordDict, words: tuple[str, ...]
+) -> None:
+    assert_refused(content, *words)
+
+
+@pytest.mark.parametrize("record", ["reply", "deltas", "statistics", "metrics"])
+def test_reply_without_one_of_its_records_is_refused(record: str) -> None:
+    content = good_content()
+    del content[record]
+
+    assert_refused(content, f"no {record!r} record")
+
+
+@pytest.mark.parametrize("record", ["deltas", "statistics", "metrics"])
+def test_record_of_another_kind_is_refused(record: str) -> None:
+    content = good_content()
+    content[record] = ConfigRecord({"cluster-3": 1.0})
+
+    assert_refused(content, f"no {record!r} record")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [0.5, 0.5]])
+def test_metric_that_is_no_finite_number_is_refused(value: Any) -> None:
+    content = good_content()
+    content["metrics"] = MetricRecord({"loss": value})
+
+    assert_refused(content, "'loss'", repr(value))
+
+
+def test_evaluation_of_another_schema_is_refused() -> None:
+    content = wire.encode_metrics({"accuracy": 1.0})
+    content["reply"] = ConfigRecord({"schema": 0})
+
+    with pytest.raises(WireError, match="schema version 0"):
+        wire.decode_metrics(content)
+
+
+# --- enrolments that the server refuses ---------------------------------------------------------
+
+ENROLMENT = Enrolment("ward", "train", samples=12, classes=CLASSES, concept=0, style="none")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": ""}, "no name"),
+        ({"name": 3}, "no name"),
+        ({"role": "spy"}, "role is 'spy'"),
+        ({"samples": 0}, "samples is 0"),
+        ({"samples": -1}, "samples is -1"),
+        ({"samples": 1.5}, "samples is 1.5"),
+        ({"samples": True}, "samples is True"),
+        ({"classes": CLASSES + 1}, "has 4 classes, this federation has 3"),
+        ({"concept": "zero"}, "concept is 'zero'"),
+        ({"style": 3}, "style is 3"),
+        ({"schema": 9}, "schema version 9"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_enrolment_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    content = RecordDict(
+        {"enrolment": ConfigRecord({"schema": wire.SCHEMA, **vars(ENROLMENT), **change})}
+    )
+
+    with pytest.raises(WireError, match=words):
+        wire.decode_enrolment(content, CLASSES, ROLES)
+
+
+@pytest.mark.parametrize("missing", vars(ENROLMENT))
+def test_enrolment_without_one_of_its_parts_is_refused(missing: str) -> None:
+    parts = {k: v for k, v in vars(ENROLMENT).items() if k != missing}
+    content = RecordDict({"enrolment": ConfigRecord({"schema": wire.SCHEMA, **parts})})
+
+    with pytest.raises(WireError, match=f"lacks '{missing}'"):
+        wire.decode_enrolment(content, CLASSES, ROLES)
