@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from logging import INFO
 
 from flwr.app import Context, Message
@@ -43,6 +44,9 @@ def train(message: Message, context: Context) -> Message:
     if state is None:
         log(INFO, "%s: no earlier state, starting from uniform weights", node.data.name)
         state = ClientState.start(broadcast.membership.clusters)
+    if node.noise > 0:
+        # What was sent in a round that is now repeated was sent all the same.
+        state = replace(state, releases=max(state.releases, node.states.releases()))
     reply, state = node.algorithm.train(broadcast, state, node.runtime(broadcast.round))
     reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
     reply.metrics["seconds"] = time.monotonic() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import zlib
 from dataclasses import replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime, ClusteredAlgorithm
 from fedrc_flwr.checkpoint import (
+    KEPT_STATES,
     load_client_state,
     pack_client,
     save_client_state,
@@ -48,7 +50,7 @@ class Node:
         self.noise = _noise(node_config, self.config)
         device = _device(str(node_config.get("device", self.config.device)))
         self.bank = _bank(self.config, device)
-        self.layout = self.bank.units[0].fingerprint()
+        self.layout = self.bank.layout
         folder = str(node_config.get("state-dir", self.config.state_dir))
         run = self.config.run_name or f"run-{context.run_id}"
         path = Path(folder) / _folder_name(run) / _folder_name(self.data.name)
@@ -69,7 +71,7 @@ class Node:
 
 
 class StateStore:
-    """A client's last two states, on disk where there is a directory, else in Flower's context."""
+    """A client's last few states, on disk where there is a directory, else in Flower's context."""
 
     def __init__(self, context: Context, directory: Path | None) -> None:
         self._records = context.state
@@ -88,8 +90,13 @@ class StateStore:
             json.loads(str(self._records.config_records[about]["json"])),
         )
 
+    def releases(self) -> int:
+        """How many noisy statistics have been sent, by the newest state of all."""
+        newest = self.load(before_round=sys.maxsize)
+        return 0 if newest is None else newest.releases
+
     def save(self, state: ClientState) -> None:
-        """Keep this state and the one before it."""
+        """Keep this state and a few from before it."""
         if self._directory is not None:
             save_client_state(self._directory, state)
             return
@@ -97,7 +104,7 @@ class StateStore:
         about, arrays = _record_names(state.round)
         self._records[about] = ConfigRecord({"json": json.dumps(description)})
         self._records[arrays] = ArrayRecord({k: Array(v) for k, v in contents.items()})
-        for number in sorted(self._rounds())[:-2]:
+        for number in sorted(self._rounds())[:-KEPT_STATES]:
             for name in _record_names(number):
                 del self._records[name]
 

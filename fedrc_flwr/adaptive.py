@@ -25,13 +25,15 @@ class Adaptation:
     merged: tuple[tuple[int, int], ...] = ()  # (cluster that went, cluster that took it over)
 
 
-def noise_movement(noise: float, samples: int, clusters: int, classes: int) -> float:
+def noise_movement(noise: float, mass: float, clusters: int, classes: int) -> float:
     """The movement that noise alone makes the server see between two reports of a client.
 
     A cluster's row of counts carries noise of ``noise * sqrt(classes)``; the difference of two
     reports sqrt(2) times that; the mean absolute value of a Gaussian is sqrt(2 / pi) of it.
+    ``mass`` is the sum of the counts as they were sent: clipping makes them smaller than the
+    client's number of samples.
     """
-    per_row = noise * math.sqrt(classes) / max(samples, 1)
+    per_row = noise * math.sqrt(classes) / max(mass, 1.0)
     return 0.5 * clusters * per_row * math.sqrt(2.0) * math.sqrt(2.0 / math.pi)
 
 
@@ -46,8 +48,9 @@ def movement(before: ServerState, after: ServerState, names: list[str]) -> tuple
         new.append(record.mixture_weights())
         samples.append(record.samples)
         counts = record.label_counts
-        classes = 0 if counts is None else counts.shape[1]
-        expected.append(noise_movement(record.noise, record.samples, len(uniform), classes))
+        if counts is not None:
+            mass, classes = float(counts.sum()), counts.shape[1]
+            expected.append(noise_movement(record.noise, mass, len(uniform), classes))
     weights = np.array(samples, dtype=np.float64)
     moved = em.mean_movement(np.array(old), np.array(new), weights)
     return moved, float(np.average(expected, weights=weights))

@@ -22,6 +22,8 @@ from fedrc_flwr.errors import CheckpointError
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
 SCHEMA = 1
+#: States that a client keeps: enough for a server that goes back to an older checkpoint.
+KEPT_STATES = 4
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -66,7 +68,7 @@ def latest_checkpoint(directory: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def save_client_state(directory: Path, state: ClientState) -> None:
-    """Write a client's state after a round; the one before it is kept too.
+    """Write a client's state after a round; a few from before it are kept too.
 
     A round that the server repeats must find the state from before it, see
     ``load_client_state``. States of later rounds are of a past that is being done anew.
@@ -76,7 +78,7 @@ def save_client_state(directory: Path, state: ClientState) -> None:
     for path in _newest_first(directory):
         if _round_of(path) > state.round:
             path.unlink(missing_ok=True)
-    _prune(directory, 2)
+    _prune(directory, KEPT_STATES)
 
 
 def load_client_state(directory: Path, before_round: int) -> ClientState | None:
@@ -85,10 +87,17 @@ def load_client_state(directory: Path, before_round: int) -> ClientState | None:
     The server may repeat a round: after a crash, or when too few clients replied. The E-step of the
     repetition then starts from the same weights as the first try did.
     """
+    problems: list[str] = []
     for path in _newest_first(directory):
-        if _round_of(path) < before_round:
-            arrays, about = read_file(path)
-            return _unpacked(path, lambda a=arrays, b=about: unpack_client(a, b))  # type: ignore[misc]
+        if _round_of(path) >= before_round:
+            continue
+        try:
+            contents = read_file(path)
+            return _unpacked(path, lambda c=contents: unpack_client(*c))  # type: ignore[misc]
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems) + "; delete it to start from uniform weights")
     return None
 
 

@@ -162,6 +162,15 @@ def _check_together(config: RunConfig) -> None:
             f"corrupted-shares = {config.corrupted_shares!r}: expected {concepts} numbers, one for "
             f"each of concept-shares = {config.concept_shares!r}"
         )
+    if config.run_name in (".", "..") or set(config.run_name) & set("/\\\0"):
+        raise ConfigError(
+            f"run-name = {config.run_name!r}: expected the name of a directory, no path"
+        )
+    if config.skip_below * config.clusters >= 1:
+        raise ConfigError(
+            f"skip-below = {config.skip_below}: expected less than 1 / clusters = "
+            f"{1 / config.clusters:g}, or nobody would train"
+        )
     if config.algorithm == "fedavg" and config.clusters != 1:
         object.__setattr__(config, "clusters", 1)
 

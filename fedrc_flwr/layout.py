@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedrc_flwr.errors import WireError
+
 Vector = NDArray[np.float32]
 
 
@@ -24,7 +26,6 @@ class FlatModule:
         parameters = list(module.named_parameters())
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = [(name, tensor.detach()) for name, tensor in parameters + buffers]
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in entries}
         self.vector = (
             torch.cat([tensor.reshape(-1) for _, tensor in entries])
             if entries
@@ -48,11 +49,18 @@ class FlatModule:
 
     def load(self, vector: Vector) -> None:
         """Take over another vector of the same layout."""
+        if vector.shape != tuple(self.vector.shape):
+            raise WireError(
+                f"a vector of shape {vector.shape} for a network of {len(self.vector)} numbers"
+            )
         self.vector.copy_(torch.from_numpy(vector))
 
-    def fingerprint(self) -> str:
-        """A short name of this layout; two modules with the same one can exchange vectors."""
-        return hashlib.sha256(repr(self.shapes).encode()).hexdigest()[:16]
+
+def fingerprint(module: nn.Module, shared_body: bool) -> str:
+    """A short name of a network's layout; two sides with the same one can exchange vectors."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
+    return hashlib.sha256(repr((shapes, shared_body)).encode()).hexdigest()[:16]
 
 
 def to_vector(module: nn.Module) -> Vector:

@@ -64,7 +64,9 @@ class ClientState:
                 em.regroup(moments.first, mapping, alive, 1),
                 em.regroup(moments.second, mapping, alive, 1),
             )
-        weights = em.renormalise(em.regroup(self.mixture_weights, mapping, alive, 0), axis=0)
+            weights = em.update_mixture_weights(moments.responsibilities)
+        else:
+            weights = em.renormalise(em.regroup(self.mixture_weights, mapping, alive, 0), axis=0)
         return replace(self, clusters=membership.clusters, mixture_weights=weights, moments=moments)
 
 
@@ -144,18 +146,28 @@ class ServerState:
     def moved_to(self, membership: Membership) -> ServerState:
         """The same state with clusters removed or merged; the clients' counts keep their labels."""
         mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
-        clients = {}
-        for name, record in self.clients.items():
+        columns = [self.clusters.index(c) for c in membership.clusters]
+        clients = dict(self.clients)
+        before, after = np.zeros(alive), np.zeros(alive)
+        for name, record in self.reported().items():
             counts, table = record.label_counts, record.cross_losses
-            if counts is not None:
-                totals = counts.sum(axis=0, keepdims=True)
-                counts = em.regroup(counts, mapping, alive, 0)
-                if (mapping < 0).any():
-                    counts = em.renormalise(np.maximum(counts, 0.0), axis=0, total=totals)
+            if counts is None:
+                continue
+            totals = np.maximum(counts.sum(axis=0, keepdims=True), 0.0)
+            counts = em.regroup(counts, mapping, alive, 0)
+            before += counts.sum(axis=1)
+            if (mapping < 0).any():
+                counts = em.renormalise(np.maximum(counts, 0.0), axis=0, total=totals)
+            after += counts.sum(axis=1)
             if table is not None:
-                rows = em.regroup(table, mapping, alive, 0)
-                table = rows[:, [self.clusters.index(c) for c in membership.clusters]]
+                table = em.regroup(table, mapping, alive, 0)[:, columns]
             clients[name] = replace(record, label_counts=counts, cross_losses=table)
+        # Samples that came over from a removed cluster bring no losses: the sums grow with the
+        # masses, so that the mean losses stay what they were.
+        growth = np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)[:, None]
+        for name, record in clients.items():
+            if record.cross_losses is not None:
+                clients[name] = replace(record, cross_losses=record.cross_losses * growth)
         return replace(
             self,
             membership=membership,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedrc_flwr.em import Floats
-from fedrc_flwr.layout import FlatModule, Vector
+from fedrc_flwr.layout import FlatModule, Vector, fingerprint
 from fedrc_flwr.models import SplitModel
 
 EVALUATION_BATCH = 1024
@@ -51,6 +51,7 @@ class ModelBank:
         mixed_precision: bool = False,
     ) -> None:
         self.device = device
+        self.layout = fingerprint(models[0], shared_body)
         self.mixed_precision = mixed_precision
         self.body = FlatModule(models[0].body, device) if shared_body else None
         self.units = [FlatModule(m.head if shared_body else m, device) for m in models]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 import time
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
@@ -19,7 +20,7 @@ from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.errors import CheckpointError, ConfigError, FedRCError
-from fedrc_flwr.layout import FlatModule
+from fedrc_flwr.layout import fingerprint
 from fedrc_flwr.models import build_model
 from fedrc_flwr.report.figures import draw_mixture_weights
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, MetricsLog, read_events, write_json
@@ -48,6 +49,12 @@ def _run_directory(config: RunConfig) -> Path:
     return (Path(config.output_dir) / name).resolve()
 
 
+def _peak_megabytes() -> float:
+    """The most memory that this process has had so far."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (1024**2 if sys.platform == "darwin" else 1024)
+
+
 class Run:
     """One run's state on disk and in memory."""
 
@@ -73,8 +80,7 @@ class Run:
             for k in range(config.clusters)
         ]
         state = self.algorithm.initial_state(models)
-        unit = models[0].head if config.shared_body else models[0]
-        self.layout = FlatModule(unit, torch.device("cpu")).fingerprint()
+        self.layout = fingerprint(models[0], config.shared_body)
         if config.resume:
             state = self._resumed()
         roster = Roster(grid, classes, config.window)
@@ -128,7 +134,12 @@ class Run:
     def _round_done(self, state: ServerState, metrics: dict[str, Any]) -> None:
         """Log, then checkpoint: what a crash in between leaves too much is cut off on resuming."""
         self._note_evaluation(metrics)
-        metrics = {"event": "round", **metrics, "elapsed": round(self._elapsed(), 3)}
+        metrics = {
+            "event": "round",
+            **metrics,
+            "elapsed": round(self._elapsed(), 3),
+            "server_peak_megabytes": _peak_megabytes(),
+        }
         self.log.append(metrics)
         checkpoint = Checkpoint(
             state,

@@ -29,6 +29,7 @@ class Roster:
         self._nodes: dict[str, int] = {}
         self._failures: dict[int, int] = {}
         self._online: set[int] = set()
+        self._problem = ""
         self.clients: dict[str, Enrolment] = {}
 
     def refresh(self, deadline: float) -> list[Enrolment]:
@@ -65,6 +66,7 @@ class Roster:
                     enrolled.append(enrolment)
             if problem:
                 self._failures[node] = self._failures.get(node, 0) + 1
+                self._problem = problem.strip().splitlines()[-1]
                 log(WARNING, "node %s could not be enrolled: %s", node, problem)
         return enrolled
 
@@ -111,5 +113,9 @@ class Roster:
                 f'{everybody} virtual clients (--federation-config "num-supernodes={everybody}"); '
                 "in a deployment start more nodes, raise enrolment-timeout, or set min-clients to "
                 "the number that is enough"
+                + (
+                    f". The last node that could not be enrolled said: {self._problem}"
+                    * bool(self._problem)
+                )
             )
         log(WARNING, "starting with %s training clients and %s observers", training, observing)

@@ -522,11 +522,12 @@ def test_client_without_a_state_has_none(tmp_path: Path) -> None:
     assert load_client_state(tmp_path / "gone", before_round=9) is None
 
 
-def test_last_two_client_states_are_kept(tmp_path: Path) -> None:
-    for round_number in (1, 2, 5, 9):
+def test_last_four_client_states_are_kept(tmp_path: Path) -> None:
+    for round_number in (1, 2, 3, 4, 5, 9):
         save_client_state(tmp_path, client_state(round_number))
 
-    assert sorted(path.stem for path in tmp_path.iterdir()) == ["round-000005", "round-000009"]
+    kept = [f"round-{number:06d}" for number in (3, 4, 5, 9)]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == kept
 
 
 def test_repeated_round_finds_the_state_from_before_it(tmp_path: Path) -> None:

@@ -304,3 +304,13 @@ def test_observer_is_evaluated_without_ever_training() -> None:
 
     assert metrics["samples"] == 180.0
     assert np.isfinite(metrics["loss"])
+
+
+def test_what_a_repeated_round_sent_the_first_time_still_counts(tmp_path: Path) -> None:
+    context = make_context(**{"state-dir": str(tmp_path), "count-noise": 5.0})
+
+    releases = [train(context, number).releases for number in (1, 2, 2, 2)]
+
+    each = releases[0]
+    assert each > 0
+    assert releases == [each, 2 * each, 3 * each, 4 * each]
