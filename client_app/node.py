@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
+from client_app.prepared import prepared
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime, ClusteredAlgorithm
 from fedrc_flwr.checkpoint import (
@@ -40,7 +41,9 @@ class Node:
         self.config = _config(tuple(sorted(context.run_config.items())))
         node_config = context.node_config
         self.algorithm: ClusteredAlgorithm = build_algorithm(self.config)
-        data = _client_data(self.config, _whole_number(node_config, "partition-id"))
+        index = _whole_number(node_config, "partition-id")
+        own_folder = node_config.get("state-dir")
+        data = _client_data(self.config, index, None if own_folder is None else str(own_folder))
         # A deployed node has a name and a role of its own; a virtual one has the scenario's.
         self.data = replace(
             data,
@@ -129,8 +132,10 @@ def _config(items: tuple[tuple[str, Scalar], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=128)
-def _client_data(config: RunConfig, index: int) -> ClientData:
-    return scenario_of(config).client(index)
+def _client_data(config: RunConfig, index: int, own_folder: str | None) -> ClientData:
+    if own_folder is None:
+        return scenario_of(config).client(index)
+    return prepared(Path(own_folder), config, index, lambda: scenario_of(config).client(index))
 
 
 @lru_cache(maxsize=2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from fedrc_flwr.em import Floats
 
@@ -67,6 +66,8 @@ def epsilon_spent(mu: float, delta: float) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
+    from scipy.special import log_ndtr  # slow to load, and clients never need it
+
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     if second >= first:

@@ -7,17 +7,19 @@ the app through the same ``flwr run``, finds out how the run really ended, and s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ def simulate(
     config = load_config(settings)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fedrc-") as home:
+    with tempfile.TemporaryDirectory(prefix="fedrc-") as home, _terminate_as_interrupt():
         simulation = _Simulation(Path(home), directory)
         try:
             simulation.start()
@@ -96,6 +98,23 @@ def find_app(scratch: Path) -> Path:
     for name in ("fedrc_flwr", "server_app", "client_app"):
         shutil.copytree(package.parent / name, target / name)
     return target
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Being told to end by SIGTERM stops what was started, just as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Simulation:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 Images = NDArray[np.float32]
 Corruption = Callable[[Images, int, np.random.Generator], NDArray[np.floating]]
@@ -42,6 +41,8 @@ def impulse_noise(images: Images, severity: int, rng: np.random.Generator) -> ND
 def blur(images: Images, severity: int, rng: np.random.Generator) -> NDArray[np.floating]:
     """A camera out of focus."""
     sigma = _level(severity, 0.03, 0.04, 0.05, 0.06, 0.075) * images.shape[1]
+    from scipy import ndimage  # slow to load, and few clients need it
+
     return ndimage.gaussian_filter(images, (0, sigma, sigma))
 
 

@@ -15,6 +15,11 @@ from fedrc_flwr.data.datasets import DATASETS, load_dataset
 from fedrc_flwr.data.partition import dirichlet_split
 from fedrc_flwr.errors import DataError
 
+#: The configuration keys on which a client's data depends.
+SCENARIO_KEYS = (
+    "seed", "dataset", "clients", "samples_per_client", "alpha", "concept_shares",
+    "corrupted_shares", "test_fraction", "observers_per_concept",
+)  # fmt: skip
 TRAIN = "train"
 OBSERVE = "observe"
 

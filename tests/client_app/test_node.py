@@ -238,8 +238,9 @@ def test_client_with_any_name_stays_inside_its_state_directory(
 
     Node(context).states.save(client_state(1))
 
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for path in tmp_path.rglob("*.safetensors") if path.is_file()]
     assert [path.parent.parent for path in files] == [home / "trial"]
+    assert all(path.is_relative_to(home) for path in tmp_path.rglob("*") if path.is_file())
     assert_same(Node(context).states.load(before_round=2), client_state(1))
 
 

@@ -84,7 +84,10 @@ def test_a_run_completes_says_so_and_leaves_no_process_behind(tmp_path: Path) ->
     assert marked(mark) == []
 
 
-def test_ctrl_c_stops_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_stopped_stops_everything_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     output, mark = tmp_path / "run", uuid.uuid4().hex
     process = subprocess.Popen(
         command(output, *SMALL, "rounds=1000"),
@@ -96,7 +99,7 @@ def test_ctrl_c_stops_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     )
     wait_for(lambda: len(rounds(output)) >= 2, process)
 
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
 
     assert process.returncode == 1
