@@ -1,0 +1,199 @@
+"""The deployment engine on real processes: TLS, authentication, and what happens when parts die."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Federation, fedrc, wait_until
+
+from fedrc_flwr.checkpoint import latest_checkpoint
+from fedrc_flwr.simulation import simulate
+from fedrc_flwr.state import ServerState
+
+SETTINGS = {
+    "clients": 3,
+    "observers-per-concept": 1,
+    "rounds": 4,
+    "clusters": 3,
+    "hidden": 16,
+    "annealing-rounds": 0,
+    "evaluate-every": 4,
+    "e-step": "adam",
+    "adaptive": True,
+    "settle-tolerance": 1.0,
+    "settle-rounds": 2,
+    "remove-below": 0.3,
+    "min-clients": 3,
+}
+
+
+def flags(**changes: object) -> list[str]:
+    settings = {**SETTINGS, **{k.replace("_", "-"): v for k, v in changes.items()}}
+    return [f"{k}={json.dumps(v) if isinstance(v, bool) else v}" for k, v in settings.items()]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Three training nodes and an observer, as the runbook sets them up."""
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    try:
+        made.start()
+        for partition in range(3):
+            made.node(f"client-{partition}", partition).start()
+        made.node("observer-0", 3, role="observe").start()
+        wait_until(
+            lambda: "4 nodes registered, 4 online" in fedrc("node", "list", made.file).stdout,
+            "four nodes online",
+        )
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same scenario without any disturbance, in simulation."""
+    directory = tmp_path_factory.mktemp("simulated") / "run"
+    outcome = simulate(SETTINGS, directory, lambda event: None)
+    assert outcome.completed, outcome.reason
+    return directory
+
+
+def state_of(directory: Path) -> ServerState:
+    return latest_checkpoint(directory / "checkpoints")[0].state
+
+
+def assert_same_models(one: ServerState, other: ServerState, tolerance: float) -> None:
+    assert one.round == other.round
+    assert one.clusters == other.clusters
+    for cluster, model in one.models.items():
+        np.testing.assert_allclose(other.models[cluster], model, atol=tolerance)
+
+
+def test_a_deployment_trains_to_the_accuracy_of_the_simulation(
+    federation: Federation, simulated: Path
+) -> None:
+    run = federation.run("plain", *flags())
+
+    assert federation.finish(run) == 0, run.log()
+
+    assert f"results in {federation.outputs / 'plain'}" in run.log()
+    summary = json.loads((federation.outputs / "plain" / "summary.json").read_text())
+    expected = json.loads((simulated / "summary.json").read_text())
+    assert summary["local_accuracy"] == pytest.approx(expected["local_accuracy"], abs=0.02)
+    assert_same_models(state_of(simulated), state_of(federation.outputs / "plain"), 1e-5)
+    assert len(state_of(simulated).clusters) < 3
+
+
+def test_strangers_are_refused_and_seen_while_the_run_goes_on(federation: Federation) -> None:
+    run = federation.run("strangers", *flags(rounds=2, evaluate_every=2))
+    unregistered = federation.node("unregistered", 0, register=False)
+    stolen = federation.node("stolen", 0, register=False)
+    # The public half of a registered node is no secret; its private half is what counts.
+    public = (federation.folder / "client-0" / "node.key.pub").read_bytes()
+    (federation.folder / "stolen" / "node.key.pub").write_bytes(public)
+    other = federation.folder / "other-authority"
+    assert fedrc("certs", "init", other, "--name", "127.0.0.1").returncode == 0
+    wrong_ca = federation.node("wrong-ca", 0, register=False)
+    (federation.folder / "wrong-ca" / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+    plain = federation.node("plain-text", 0, register=False, ca=None, key=None, insecure=True)
+
+    for node in (unregistered, stolen, wrong_ca, plain):
+        node.start()
+        wait_until(lambda node=node: not node.running(), f"{node.name} to be refused")  # type: ignore[misc]
+
+    assert "was not issued by" in wrong_ca.log()
+    assert "it may expect TLS" in plain.log()
+    for node in (unregistered, stolen):
+        assert "SuperNode" in node.log(), node.log()
+        assert node.process is not None
+        assert node.process.returncode != 0
+    refused = re.findall(r"activate-node HTTP/1.1\" 4\d\d", federation.superlink.log())
+    assert len(refused) >= 2, federation.superlink.log()[-2000:]
+    assert federation.finish(run) == 0, run.log()
+    assert all(e["sampled"] == 3 and not e["failed"] for e in federation.rounds("strangers"))
+
+
+def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: Federation) -> None:
+    victim = federation.nodes["client-1"]
+    run = federation.run("node-killed", *flags(rounds=5, local_epochs=200))
+    federation.wait_for_round("node-killed", 2)
+    wait_until(lambda: bool(federation.processes("flwr-clientapp", "client-1")), "client-1 at work")
+
+    victim.kill()
+    for process in federation.processes("flwr", "client-1"):
+        process.kill()
+    federation.wait_for_round("node-killed", 3)
+
+    def back() -> bool:
+        # As systemd would: it is refused until its old session has expired.
+        if not victim.running():
+            victim.start()
+        return "4 online" in fedrc("node", "list", federation.file).stdout
+
+    wait_until(back, "the node to be let in again")
+    assert federation.finish(run) == 0, run.log()
+    rounds = federation.rounds("node-killed")
+    third = rounds[2]
+    assert third["replied"] >= 2
+    assert any("client-1" in e["failed"] for e in rounds)
+    assert not any(e["started_afresh"] for e in rounds)
+    states = (federation.folder / "client-1" / "state" / "node-killed" / "client-1").iterdir()
+    assert max(path.stem for path in states) >= "round-000002"
+
+
+def test_a_killed_server_app_is_resumed_to_the_same_models(
+    federation: Federation, simulated: Path
+) -> None:
+    run = federation.run("server-killed", *flags(), retries=1)
+    federation.wait_for_round("server-killed", 2)
+
+    (server,) = federation.processes("flwr-serverapp")
+    server.kill()
+
+    assert federation.finish(run) == 0, run.log()
+    assert [e["round"] for e in federation.rounds("server-killed")] == [1, 2, 3, 4]
+    assert_same_models(state_of(simulated), state_of(federation.outputs / "server-killed"), 1e-5)
+
+
+def test_a_superlink_killed_and_restarted_loses_nothing(
+    federation: Federation, simulated: Path
+) -> None:
+    run = federation.run("superlink-killed", *flags(), retries=1)
+    federation.wait_for_round("superlink-killed", 2)
+
+    federation.superlink.kill()
+    federation.superlink.start()
+    federation.wait_for_superlink()
+
+    assert federation.finish(run) == 0, run.log()
+    assert all(not e["failed"] for e in federation.rounds("superlink-killed"))
+    assert_same_models(state_of(simulated), state_of(federation.outputs / "superlink-killed"), 1e-5)
+
+
+def test_the_doctor_finds_both_sides_well_and_says_what_is_not(federation: Federation) -> None:
+    server = fedrc("doctor", "--server", federation.file)
+    node_file = federation.folder / "client-0" / "node.yaml"
+    node = fedrc("doctor", "--node", node_file)
+    broken = federation.folder / "broken.yaml"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        text = node_file.read_text().replace(str(federation.port), str(port))
+        (broken.parent / "client-0" / "broken.yaml").write_text(text)
+        lost = fedrc("doctor", "--node", broken.parent / "client-0" / "broken.yaml")
+
+    assert server.returncode == 0, server.stdout
+    assert "SERVING" in server.stdout
+    assert "4 online" in server.stdout
+    assert "certificate valid for" in server.stdout
+    assert node.returncode == 0, node.stdout
+    assert "clocks agree" in node.stdout
+    assert lost.returncode == 1
+    assert "does not answer" in lost.stdout
