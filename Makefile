@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test test-deployment lint format docs clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
+
+# A real federation on loopback, its parts killed and restarted: about 15 minutes on 2 cores.
+test-deployment: $(VENV)/.installed-dev
+	$(BIN)/pytest -m deployment
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -25,6 +25,8 @@ from fedrc_flwr.wire import Enrolment
 from server_app.enrolment import Roster
 from server_app.exchange import Answer, exchange
 
+#: Seconds by which a message outlives the round: the deadline is ours to call.
+TTL_GRACE = 10.0
 RoundDone = Callable[[ServerState, dict[str, Any]], None]
 
 
@@ -230,7 +232,7 @@ class FedRC(Strategy):
                     content,
                     self.roster.node(name),
                     kind,
-                    ttl=self.config.round_deadline,
+                    ttl=self.config.round_deadline + TTL_GRACE,
                     group_id=str(server_round),
                 )
 

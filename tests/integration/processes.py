@@ -80,6 +80,12 @@ class Part:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def stop_gently(self) -> None:
+        """SIGTERM, as systemd would."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(60)
+
     def log(self) -> str:
         return self.log_path.read_text("utf-8", errors="replace")
 

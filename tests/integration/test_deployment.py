@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from apps import misbehaving_app
 from processes import Federation, fedrc, wait_until
 
+from deploy.files import read_superlink_file
+from deploy.submit import run as submit
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.simulation import simulate
 from fedrc_flwr.state import ServerState
@@ -36,6 +39,9 @@ SETTINGS = {
 def flags(**changes: object) -> list[str]:
     settings = {**SETTINGS, **{k.replace("_", "-"): v for k, v in changes.items()}}
     return [f"{k}={json.dumps(v) if isinstance(v, bool) else v}" for k, v in settings.items()]
+
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +203,76 @@ def test_the_doctor_finds_both_sides_well_and_says_what_is_not(federation: Feder
     assert "clocks agree" in node.stdout
     assert lost.returncode == 1
     assert "does not answer" in lost.stdout
+
+
+# Busy until it is let go, which the test does two rounds later; else 20 deadlines long.
+SLOW_CLIENT = """
+    if who == 2 and round_number == 1:
+        for _ in range(20 * 30):
+            if pathlib.Path("{release}").exists():
+                break
+            time.sleep(1)
+    return honest.train(message, context)
+"""
+
+
+def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
+    federation: Federation, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    app = misbehaving_app(tmp_path, SLOW_CLIENT.format(release=release))
+    settings = {**SETTINGS, "rounds": 5, "evaluate-every": 100, "round-deadline": 30.0}
+    waited = []
+
+    def on_event(event: dict[str, object]) -> None:
+        waited.append(event)
+        if len(waited) == 2:
+            release.touch()
+
+    done = submit(read_superlink_file(federation.file), settings, "slow", on_event, app=app)
+
+    assert done.completed, done.reason
+    rounds = federation.rounds("slow")
+    assert rounds[0]["failed"] == {"client-2": "no reply before the deadline"}
+    assert all(event["replied"] >= 2 for event in rounds)
+    assert all(event["sampled"] == 3 for event in rounds), "it stays enrolled"
+    # The reply to round 1 came while a later round was under way, and was not looked at.
+    assert "answers round" not in (federation.outputs / "slow" / "run.log").read_text()
+    assert rounds[-1]["replied"] == 3
+
+
+def test_nodes_join_late_leave_and_come_back_after_a_cluster_was_removed(
+    federation: Federation,
+) -> None:
+    late = federation.node("client-3", 3, role="train")
+    leaver = federation.nodes["client-0"]
+    settings = flags(
+        clients=4, rounds=9, min_clients=3, evaluate_every=100, settle_rounds=5, remove_below=0.34
+    )
+    run = federation.run("coming-and-going", *settings)
+    federation.wait_for_round("coming-and-going", 2)
+    late.start()
+    federation.wait_for_round("coming-and-going", 4)
+    leaver.stop_gently()
+
+    def someone_was_removed() -> bool:
+        return any(event["removed"] for event in federation.rounds("coming-and-going"))
+
+    wait_until(someone_was_removed, "a cluster to be removed", 400)
+
+    def back() -> bool:
+        if not leaver.running():
+            leaver.start()
+        return "5 online" in fedrc("node", "list", federation.file).stdout
+
+    wait_until(back, "the node to be back")
+
+    assert federation.finish(run) == 0, run.log()
+    rounds = federation.rounds("coming-and-going")
+    assert rounds[0]["sampled"] == 3
+    assert max(event["sampled"] for event in rounds) == 4
+    assert min(event["replied"] for event in rounds) >= 2
+    assert not any("client-0" in event["started_afresh"] for event in rounds)
+    for event in rounds:
+        assert sum(event["shares"]) == pytest.approx(1.0)
+        assert all(np.isfinite(event["shares"]))
