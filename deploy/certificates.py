@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedrc_flwr.errors import ConfigError
@@ -20,6 +22,7 @@ from fedrc_flwr.errors import ConfigError
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
 CA_DAYS, SERVER_DAYS = 3650, 365
+HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
 
 
 def create_authority(directory: Path) -> None:
@@ -45,7 +48,7 @@ def create_authority(directory: Path) -> None:
         )
         .sign(key, hashes.SHA384())
     )  # fmt: skip
-    write_secret(directory / CA_KEY, _pem(key))
+    create_secret(directory / CA_KEY, _pem(key))
     _write(directory / CA_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -54,32 +57,37 @@ def issue_server_certificate(
 ) -> x509.Certificate:
     """Make ``server.crt`` and ``server.key`` for these hosts; earlier ones are replaced."""
     names = list(dict.fromkeys(names))
-    if not names:
-        raise ConfigError("a server certificate needs at least one --name, as nodes will call it")
+    general_names = check_names(names)
     authority = load_certificate(directory / CA_CERTIFICATE)
-    authority_key = serialization.load_pem_private_key(
-        _read(directory / CA_KEY, "the authority's key"), password=None
-    )
+    authority_key = _load_key(directory / CA_KEY)
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{directory / CA_KEY} is not a key that `fedrc certs init` made")
+    if not key_fits(directory / CA_KEY, authority):
+        raise ConfigError(f"{directory / CA_KEY} is not the key of {directory / CA_CERTIFICATE}")
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     certificate = (
         _builder(subject, authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName(general_names), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
             critical=False,
         )
         .sign(authority_key, hashes.SHA384())
     )
-    write_secret(directory / SERVER_KEY, _pem(key))
+    _replace_secret(directory / SERVER_KEY, _pem(key))
     _write(directory / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
     return certificate
+
+
+def check_names(names: Iterable[str]) -> list[x509.GeneralName]:
+    """The names of a certificate, once they are known to be host names or addresses."""
+    general_names = [_general_name(name) for name in names]
+    if not general_names:
+        raise ConfigError("a server certificate needs at least one --name, as nodes will call it")
+    return general_names
 
 
 def create_node_key(path: Path) -> Path:
@@ -89,7 +97,7 @@ def create_node_key(path: Path) -> Path:
         raise ConfigError(f"{path} exists already: a node's key is replaced by hand, see rotating")
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(
+    create_secret(
         path,
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -148,10 +156,7 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 def key_fits(key_path: Path, certificate: x509.Certificate) -> bool:
     """Whether a private key is the one of a certificate."""
-    try:
-        key = serialization.load_pem_private_key(_read(key_path, "a key"), password=None)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{key_path} is not a PEM key without a passphrase: {error}") from None
+    key = _load_key(key_path)
     encoding = (
         serialization.Encoding.DER,
         serialization.PublicFormat.SubjectPublicKeyInfo,
@@ -161,12 +166,19 @@ def key_fits(key_path: Path, certificate: x509.Certificate) -> bool:
     )
 
 
-def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    path.unlink(missing_ok=True)
+def create_secret(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read, from its first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+
+
+def _replace_secret(path: Path, content: bytes) -> None:
+    """The same over a file that may be there; a crash leaves the old one whole."""
+    beside = path.with_suffix(path.suffix + ".tmp")
+    beside.unlink(missing_ok=True)
+    create_secret(beside, content)
+    os.replace(beside, path)
 
 
 def _builder(
@@ -190,7 +202,16 @@ def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
+        if not HOST_NAME.fullmatch(name):
+            raise ConfigError(f"--name {name!r}: expected a host name or an address") from None
         return x509.DNSName(name)
+
+
+def _load_key(path: Path) -> PrivateKeyTypes:
+    try:
+        return serialization.load_pem_private_key(_read(path, "a key"), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a PEM key without a passphrase: {error}") from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

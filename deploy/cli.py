@@ -35,9 +35,10 @@ def certs_init(
     ],
 ) -> None:
     """Make an authority and the server's certificate."""
-    from deploy.certificates import create_authority, issue_server_certificate
+    from deploy.certificates import check_names, create_authority, issue_server_certificate
 
     def work() -> None:
+        check_names(name)
         create_authority(directory)
         issue_server_certificate(directory, name)
         typer.echo(f"made {directory}/ca.crt (copy it to every node) and {directory}/server.crt")
@@ -180,15 +181,22 @@ def run(
     from deploy.files import read_superlink_file
     from deploy.submit import run as submit
     from fedrc_flwr.cli import resumed_settings
+    from fedrc_flwr.report.log import Event
     from fedrc_flwr.report.terminal import Terminal, summary_lines
 
     def work() -> None:
         server = read_superlink_file(file)
-        given = {} if not resume else resumed_settings(server.outputs / (name or ""))
+        if resume and not name:
+            raise ConfigError("--resume needs --name, the name of the run to go on with")
+        given = {} if not resume else resumed_settings(server.outputs / str(name))
         if scenario is not None:
             given["scenario"] = scenario
         given |= dict(parse_setting(text) for text in settings or [])
+        if name is not None:
+            given["run-name"] = name
         config = load_config(given)
+        # Flower takes scalars only: what the user wrote in another form goes on as it was read.
+        given = {key: value for key, value in config.to_dict().items() if key in given}
         run_name = (
             name
             or f"{config.scenario}-{config.algorithm}-seed{config.seed}-"
@@ -197,7 +205,14 @@ def run(
         if not resume and (server.outputs / run_name / "checkpoints").is_dir():
             raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
         with Terminal(config.rounds) as terminal:
-            done = submit(server, given, run_name, terminal.show, retries)
+
+            def show(event: Event) -> None:
+                if event.get("event") == "retry":
+                    line = f"attempt {event['attempt']} failed, trying again: {event['reason']}"
+                    terminal.console.print(line, soft_wrap=True, markup=False)
+                terminal.show(event)
+
+            done = submit(server, given, run_name, show, retries)
         if not done.completed:
             typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
             typer.echo(f"to go on: fedrc run {file} --name {run_name} --resume", err=True)
@@ -223,9 +238,9 @@ def _answer(file: Path, call: Callable[..., dict[str, object]]) -> None:
 
 
 def _guard(work: Callable[[], None]) -> None:
-    """Errors of ours end with a sentence, not with a traceback."""
+    """Errors of ours and of the file system end with a sentence, not with a traceback."""
     try:
         work()
-    except FedRCError as error:
+    except (FedRCError, OSError) as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None

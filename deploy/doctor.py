@@ -20,6 +20,7 @@ from deploy.preflight import (
     check_superlink,
 )
 from deploy.submit import connect
+from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import METRICS, read_events
 
 HEALTH_SECONDS = 5.0
@@ -33,7 +34,10 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
     if file.health is not None:
         yield grpc_health(file.health, "SuperLink")
     if all(finding.level != ERROR for finding in findings):
-        yield from list_nodes(file)
+        try:
+            yield from list_nodes(file)
+        except RunError as error:
+            yield Finding(ERROR, str(error))
     yield last_round(file.outputs)
 
 
@@ -66,7 +70,9 @@ def grpc_health(address: Address, who: str) -> Finding:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(str(address)) as channel:
+    # Health is asked on this machine or network: never through a proxy of the environment.
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(str(address), options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)
@@ -93,11 +99,12 @@ def last_round(outputs: Path) -> Finding:
     logs = sorted(outputs.glob(f"*/{METRICS}"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return Finding(OK, f"no run yet in {outputs}")
-    events = [event for event in read_events(logs[-1]) if event.get("event") == "round"]
-    ended = any(event.get("event") == "end" for event in read_events(logs[-1]))
+    events = read_events(logs[-1])
+    rounds = [event["round"] for event in events if event.get("event") == "round"]
     minutes = (time.time() - logs[-1].stat().st_mtime) / 60
-    number = events[-1]["round"] if events else 0
-    state = "ended" if ended else "under way"
+    number = rounds[-1] if rounds else 0
+    # A resumed run's log holds the end of the attempt before it.
+    state = "ended" if events and events[-1].get("event") == "end" else "under way"
     return Finding(
         OK, f"run {logs[-1].parent.name} {state}: round {number}, {minutes:.1f} minutes ago"
     )

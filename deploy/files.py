@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def read_node_file(path: Path) -> NodeFile:
         raise ConfigError(f"{path}: role = {file.role!r}: expected {TRAIN} or {OBSERVE}")
     if file.partition < 0:
         raise ConfigError(f"{path}: partition = {file.partition}: expected a number from 0")
-    if file.count_noise is not None and not file.count_noise >= 0:
+    if file.count_noise is not None and not 0 <= file.count_noise < math.inf:
         raise ConfigError(f"{path}: count-noise = {file.count_noise}: expected a number from 0")
     _demand_security(path, file.insecure, {"ca": file.ca, "key": file.key})
     return file
@@ -147,9 +148,8 @@ def _demand_security(path: Path, insecure: bool, needed: dict[str, Path | None])
     """Plain text only by name, never by a forgotten line."""
     missing = [name for name, value in needed.items() if value is None]
     if insecure and len(missing) < len(needed):
-        raise ConfigError(
-            f"{path}: insecure: true contradicts {', '.join(set(needed) - set(missing))}"
-        )
+        given = ", ".join(name for name in needed if name not in missing)
+        raise ConfigError(f"{path}: insecure = True contradicts {given}: drop one or the other")
     if not insecure and missing:
         raise ConfigError(
             f"{path}: {', '.join(missing)} missing. For plain text on a machine that you trust, "
@@ -174,20 +174,18 @@ def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
         values[fields[name].name] = _convert(path, name, value, str(fields[name].type))
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and field.name not in values:
-            raise ConfigError(f"{path}: {name} is missing")
+            raise ConfigError(f"{path}: {name} is missing: expected {_wanted(str(field.type))}")
     return values
 
 
 def _convert(path: Path, name: str, value: Any, kind: str) -> Any:
-    wanted = {
-        "Address": "host:port", "Path": "a path", "bool": "true or false",
-        "int": "a whole number", "float": "a number", "str": "text",
-    }[kind.removesuffix(" | None")]  # fmt: skip
-    problem = ConfigError(f"{path}: {name} = {value!r}: expected {wanted}")
+    problem = ConfigError(f"{path}: {name} = {value!r}: expected {_wanted(kind)}")
     match kind.removesuffix(" | None"):
         case "Address":
             host, colon, port = str(value).rpartition(":")
-            if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            if not colon or not host or set(host) & set("/ @") or not port.isdecimal():
+                raise problem
+            if not 0 < int(port) < 65_536:
                 raise problem
             return Address(host.strip("[]"), int(port))
         case "Path":
@@ -207,3 +205,10 @@ def _convert(path: Path, name: str, value: Any, kind: str) -> Any:
             if not isinstance(value, str):
                 raise problem
     return value
+
+
+def _wanted(kind: str) -> str:
+    return {
+        "Address": "host:port", "Path": "a path", "bool": "true or false",
+        "int": "a whole number", "float": "a number", "str": "text",
+    }[kind.removesuffix(" | None")]  # fmt: skip

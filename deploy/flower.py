@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.errors import ConfigError, RunError
 
 CONNECTION = "fedrc"
 
@@ -91,6 +91,10 @@ def supernode(
     health: str | None,
 ) -> list[str]:
     """A client node; it starts a process for each message by itself."""
+    for name, value in node_config.items():
+        if '"' in str(value):
+            # Flower splits the text at quotes before it reads it.
+            raise ConfigError(f"{name} = {value!r}: expected no quotation marks")
     settings = " ".join(f"{name}={toml(value)}" for name, value in node_config.items())
     command = [program("flower-supernode"), "--superlink", superlink_address, "--host", host,
                "--port", str(port), "--node-config", settings]  # fmt: skip
@@ -122,8 +126,6 @@ class Control:
 
     def run(self, app: Path, run_config: Mapping[str, Any], federation: str | None = None) -> str:
         """Submit the app; returns the run's id."""
-        from fedrc_flwr.errors import RunError
-
         overrides = self._directory / "run-config.toml"
         lines = [f"{name} = {toml(value)}\n" for name, value in run_config.items()]
         overrides.write_text("".join(lines), encoding="utf-8")
@@ -144,7 +146,10 @@ class Control:
 
     def nodes(self) -> list[dict[str, Any]]:
         """The registered nodes, as Flower lists them."""
-        return list(self._call("supernode", "list", CONNECTION).get("nodes") or [])
+        answer = self._call("supernode", "list", CONNECTION)
+        if not answer.get("success"):
+            raise RunError(f"the nodes cannot be listed: {answer.get('error-message', answer)}")
+        return list(answer.get("nodes") or [])
 
     def register(self, public_key: Path) -> dict[str, Any]:
         """Let a node in."""
@@ -182,5 +187,5 @@ def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
     return repr(value)

@@ -8,9 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deploy import flower
-from deploy.certificates import write_secret
+from deploy.certificates import create_secret
 from deploy.files import Address, NodeFile, SuperLinkFile, read_node_file, read_superlink_file
-from deploy.preflight import ERROR, OK, Finding, check_node, check_reachable, check_superlink
+from deploy.preflight import (
+    ERROR,
+    OK,
+    Finding,
+    check_folder,
+    check_node,
+    check_reachable,
+    check_secret,
+    check_superlink,
+)
 from fedrc_flwr.errors import ConfigError
 
 
@@ -26,7 +35,13 @@ def launch_serverapp(path: Path) -> None:
     """Run the executor of ServerApps, beside the SuperLink of the same file, in this process."""
     file = read_superlink_file(path)
     local = local_address(file)
-    demand(check_reachable(local, file.tls.ca if file.tls else None))
+    demand(
+        [
+            *check_reachable(local, file.tls.ca if file.tls else None),
+            *check_secret(file),
+            check_folder(file.outputs, "outputs"),
+        ]
+    )
     ensure_secret(file.secret)
     _become(serverapp_command(file), cwd=file.outputs)
 
@@ -70,7 +85,7 @@ def ensure_secret(path: Path) -> None:
     """Make the secret that SuperLink and executor share, once."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_secret(path, secrets.token_hex(32).encode())
+        create_secret(path, secrets.token_hex(32).encode())
 
 
 def demand(findings: Iterable[Finding]) -> None:

@@ -22,6 +22,8 @@ DAYS_TO_WARN = 30
 FREE_BYTES = 1_000_000_000
 CLOCK_SKEW_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
+RENEW = "`fedrc certs renew`"
+REPLACE_AUTHORITY = "replace the authority, see deploy/README.md"
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Find
         yield Finding(WARNING, "insecure: true: plain text, and any node is let in")
     else:
         yield from check_certificates(file)
+    yield from check_secret(file)
     yield check_folder(file.state, "state")
     yield check_folder(file.outputs, "outputs")
     if starting:
-        yield check_port(file.listen)
+        yield from check_ports(file.listen, file.health)
 
 
 def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
@@ -60,33 +63,40 @@ def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
         yield Finding(ERROR, f"{error}; `fedrc certs init` makes certificates")
         return
     if not fits:
-        yield Finding(ERROR, f"{tls.key} is not the key of {tls.certificate}: `fedrc certs renew`")
+        yield Finding(ERROR, f"{tls.key} is not the key of {tls.certificate}: {RENEW}")
     if not certificates.is_signed_by(certificate, authority):
-        yield Finding(ERROR, f"{tls.certificate} was not issued by {tls.ca}: `fedrc certs renew`")
-    for name, path, one in (
-        ("authority", tls.ca, authority),
-        ("server", tls.certificate, certificate),
-    ):
-        yield check_dates(name, path, certificates.facts(one))
+        yield Finding(ERROR, f"{tls.certificate} was not issued by {tls.ca}: {RENEW}")
+    yield check_dates("authority", tls.ca, certificates.facts(authority), REPLACE_AUTHORITY)
+    yield check_dates("server", tls.certificate, certificates.facts(certificate), RENEW)
     names = certificates.facts(certificate).names
     if file.address.host not in names:
+        all_names = " ".join(f"--name {name}" for name in [*names, file.address.host])
         yield Finding(
             ERROR,
             f"the certificate is for {', '.join(names)}, but address is {file.address.host}: "
-            f"`fedrc certs renew --name {file.address.host}`",
+            f"`fedrc certs renew {file.certificates} {all_names}`",
         )
     yield check_private(tls.key)
 
 
-def check_dates(name: str, path: Path, facts: certificates.CertificateFacts) -> Finding:
+def check_secret(file: SuperLinkFile) -> Iterator[Finding]:
+    """The secret that SuperLink and executor share, once the first start has made it."""
+    if file.secret.exists():
+        yield check_private(file.secret)
+
+
+def check_dates(
+    name: str, path: Path, facts: certificates.CertificateFacts, remedy: str
+) -> Finding:
     """Whether a certificate is valid now and for a while."""
     days = facts.days_left()
     if days < 0:
-        return Finding(ERROR, f"{path} expired {-days:.0f} days ago: `fedrc certs renew`")
+        return Finding(ERROR, f"{path} expired {-days:.0f} days ago: {remedy}")
     if facts.not_before > datetime.datetime.now(datetime.UTC):
         return Finding(ERROR, f"{path} is not valid before {facts.not_before}: check this clock")
-    level = WARNING if days < DAYS_TO_WARN else OK
-    return Finding(level, f"{name} certificate valid for {days:.0f} more days")
+    if days < DAYS_TO_WARN:
+        return Finding(WARNING, f"{name} certificate valid for {days:.0f} more days: {remedy}")
+    return Finding(OK, f"{name} certificate valid for {days:.0f} more days")
 
 
 def check_private(path: Path) -> Finding:
@@ -129,17 +139,27 @@ def check_port(address: Address) -> Finding:
     return Finding(OK, f"{address} is free")
 
 
+def check_ports(*addresses: Address | None) -> Iterator[Finding]:
+    """Whether each of these ports can be listened on."""
+    for address in addresses:
+        if address is not None:
+            yield check_port(address)
+
+
 def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
     """Everything that a node needs. ``starting``: its port must still be free."""
     if file.insecure:
         yield Finding(WARNING, "insecure: true: plain text, and no proof of who this node is")
     if file.key is not None:
-        yield check_private(file.key)
+        if file.key.exists():
+            yield check_private(file.key)
+        else:
+            yield Finding(ERROR, f"{file.key} is missing: `fedrc node key {file.key}` makes it")
     yield from check_reachable(file.superlink, file.ca)
     yield check_folder(file.state, "state")
     yield check_device(file.device)
     if starting:
-        yield check_port(file.listen)
+        yield from check_ports(file.listen, file.health)
 
 
 def check_device(name: str) -> Finding:
@@ -211,20 +231,30 @@ def fetch_health(address: Address, ca: Path | None) -> datetime.datetime | None:
         if response.status != 200:
             raise http.client.HTTPException(f"status {response.status}")
         date = response.getheader("Date")
-        return email.utils.parsedate_to_datetime(date) if date else None
+        return _parse_date(date) if date else None
     finally:
         connection.close()
+
+
+def _parse_date(text: str) -> datetime.datetime | None:
+    try:
+        date = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
 
 
 def _explain_certificate(
     address: Address, ca: Path | None, error: ssl.SSLCertVerificationError
 ) -> str:
+    if "not yet valid" in error.verify_message:
+        return f"the certificate of {address} is not valid yet: check this clock and the server's"
     if "expired" in error.verify_message:
         return f"the certificate of {address} has expired: renew it on the server"
     if "mismatch" in error.verify_message or "not valid for" in error.verify_message:
         return (
             f"the certificate of {address} is not for {address.host}: on the server, "
-            f"`fedrc certs renew --name {address.host}`"
+            f"`fedrc certs renew` with --name {address.host} and every --name that it has"
         )
     return (
         f"the certificate of {address} was not issued by {ca}: copy the server's ca.crt here again "

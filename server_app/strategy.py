@@ -279,6 +279,8 @@ class FedRC(Strategy):
             "merged": [list(pair) for pair in report.adaptation.merged],
             "loss": _mean(result, "loss"),
             "train_accuracy": _mean(result, "accuracy"),
+            "client_ready_seconds": _mean(result, "ready_seconds"),
+            "client_seconds": _mean(result, "seconds"),
             "sampled": sampled,
             "replied": len(result.records),
             "started_afresh": sorted(n for n, m in result.metrics.items() if m.get("fresh")),
