@@ -42,8 +42,8 @@ class Node:
         node_config = context.node_config
         self.algorithm: ClusteredAlgorithm = build_algorithm(self.config)
         index = _whole_number(node_config, "partition-id")
-        own_folder = node_config.get("state-dir")
-        data = _client_data(self.config, index, None if own_folder is None else str(own_folder))
+        own_folder = str(node_config.get("state-dir", ""))
+        data = _client_data(self.config, index, own_folder)
         # A deployed node has a name and a role of its own; a virtual one has the scenario's.
         self.data = replace(
             data,
@@ -132,8 +132,8 @@ def _config(items: tuple[tuple[str, Scalar], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=128)
-def _client_data(config: RunConfig, index: int, own_folder: str | None) -> ClientData:
-    if own_folder is None:
+def _client_data(config: RunConfig, index: int, own_folder: str) -> ClientData:
+    if not own_folder:
         return scenario_of(config).client(index)
     return prepared(Path(own_folder), config, index, lambda: scenario_of(config).client(index))
 
