@@ -27,7 +27,8 @@ from fedrc_flwr.checkpoint import (
 )
 from fedrc_flwr.config import RunConfig, Scalar
 from fedrc_flwr.configuration import load_config
-from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.data.scenario import TRAIN, ClientData, node_client, scenario_of
+from fedrc_flwr.data.scenario import node_config as data_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
@@ -43,7 +44,9 @@ class Node:
         self.algorithm: ClusteredAlgorithm = build_algorithm(self.config)
         index = _whole_number(node_config, "partition-id")
         own_folder = str(node_config.get("state-dir", ""))
-        data = _client_data(self.config, index, own_folder)
+        own_data = str(node_config.get("dataset", ""))
+        role = str(node_config.get("role", TRAIN))
+        data = _client_data(self.config, index, own_folder, own_data, role)
         # A deployed node has a name and a role of its own; a virtual one has the scenario's.
         self.data = replace(
             data,
@@ -132,17 +135,24 @@ def _config(items: tuple[tuple[str, Scalar], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=128)
-def _client_data(config: RunConfig, index: int, own_folder: str) -> ClientData:
-    if not own_folder:
-        return scenario_of(config).client(index)
-    return prepared(Path(own_folder), config, index, lambda: scenario_of(config).client(index))
+def _client_data(
+    config: RunConfig, index: int, own_folder: str, own_data: str, role: str
+) -> ClientData:
+    """A client's part of the scenario, or, where the node names a file of its own, that file."""
+    if own_data:
+        config = data_config(config, own_data, role)
+
+    def build() -> ClientData:
+        return node_client(config, index) if own_data else scenario_of(config).client(index)
+
+    return prepared(Path(own_folder), config, index, build) if own_folder else build()
 
 
 @lru_cache(maxsize=2)
 def _bank(config: RunConfig, device: torch.device) -> ModelBank:
     scenario = scenario_of(config)
     models = [
-        build_model(config, scenario.input_shape, scenario.classes, seed=0)
+        build_model(config, scenario.input_shape, scenario.classes, seed=0, weights=False)
         for _ in range(config.clusters)
     ]
     return ModelBank(models, device, config.shared_body, config.mixed_precision)

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from fedrc_flwr.config import RunConfig
+from fedrc_flwr.data.datasets import DATASETS
+from fedrc_flwr.data.own import own_facts
 from fedrc_flwr.data.scenario import SCENARIO_KEYS, ClientData, GroundTruth, Split
 
 ARRAYS = ("fit_inputs", "fit_labels", "test_inputs", "test_labels")
@@ -27,6 +29,8 @@ def prepared(
 ) -> ClientData:
     """The data of one client from ``directory``, put there by ``build`` the first time."""
     facts = {name: getattr(config, name) for name in SCENARIO_KEYS} | {"index": index}
+    if config.dataset not in DATASETS:
+        facts["file"] = own_facts(config)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = directory / f"prepared-{digest}"
     if not (folder / "about.json").exists():

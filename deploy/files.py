@@ -85,6 +85,7 @@ class NodeFile:
     ca : the federation's ca.crt
     key : this node's private key
     partition : which part of the scenario's data this node holds
+    data : this node's own data in place of the scenario's: a .npz or .csv file, or an image folder
     device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     count_noise : standard deviation xi of the noise on this node's label counts; None: the run's
     state : directory of the client's state
@@ -98,6 +99,7 @@ class NodeFile:
     state: Path
     partition: int
     role: str = TRAIN
+    data: Path | None = None
     ca: Path | None = None
     key: Path | None = None
     device: str = "auto"
@@ -117,6 +119,8 @@ class NodeFile:
         }
         if self.count_noise is not None:
             config["count-noise"] = float(self.count_noise)
+        if self.data is not None:
+            config["dataset"] = str(self.data)
         return config
 
 

@@ -22,6 +22,10 @@ app = typer.Typer(
 FAILED, MISUSED = 1, 2
 
 
+scenarios = typer.Typer(help="Look at scenarios: who holds what.", no_args_is_help=True)
+app.add_typer(scenarios, name="scenario")
+
+
 @app.callback()
 def _main() -> None:
     """Robust clustered federated learning on Flower."""
@@ -31,6 +35,46 @@ def _main() -> None:
 def config() -> None:
     """Print all run-configuration keys with defaults and ranges, as Markdown."""
     typer.echo(describe_keys(), nl=False)
+
+
+@scenarios.command("list")
+def list_scenarios() -> None:
+    """Name the ready-made scenarios."""
+    for name in scenario_names():
+        checked = load_config({"scenario": name})
+        typer.echo(f"{name:<18}{checked.clients:>4} clients  {checked.dataset:<15}{checked.model}")
+
+
+@scenarios.command("show")
+def show_scenario(
+    scenario: Annotated[str, typer.Argument(help="Name or path of a scenario file.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="A picture of it, as PNG.")] = None,
+) -> None:
+    """Tell what each client of a scenario holds, as a table and as one picture."""
+    from fedrc_flwr.data.scenario import scenario_of
+    from fedrc_flwr.report import scenario as report
+
+    try:
+        if output is not None and output.suffix.lower() != ".png":
+            raise ConfigError(f"--output {output}: expected the name of a .png file")
+        checked = load_config(_settings(scenario, settings or [], None, False))
+        built = scenario_of(checked)
+        outlines = [built.outline(index) for index in range(len(built))]
+        if output is not None:
+            title = f"{Path(checked.scenario).stem}, seed {checked.seed}"
+            try:
+                report.draw(outlines, built.classes, title, output)
+            except OSError as error:
+                raise ConfigError(f"--output {output}: {error}") from None
+    except FedRCError as error:
+        typer.echo(f"fedrc: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    for line in report.table(outlines):
+        typer.echo(line)
+    typer.echo(report.totals(outlines))
 
 
 @app.command()
@@ -53,12 +97,17 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a federation of virtual clients on this machine, through Flower's simulation engine."""
+    from fedrc_flwr.data.own import located
+    from fedrc_flwr.data.scenario import scenario_of
     from fedrc_flwr.report.terminal import Terminal, summary_lines
     from fedrc_flwr.simulation import simulate as run
 
     try:
         given = _settings(scenario, settings or [], output, resume)
         checked = load_config(given)
+        given |= located(checked)
+        checked = load_config(given)
+        scenario_of(checked).client(0)  # missing or broken data is told before anything starts
         # Flower takes scalars only: what the user wrote in another form goes on as it was read.
         given = {name: value for name, value in checked.to_dict().items() if name in given}
         directory = output or Path("outputs") / (

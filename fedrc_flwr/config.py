@@ -14,6 +14,12 @@ from typing import Any
 from fedrc_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
+MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
+#: Named mixes: shares of the concepts, and of each concept's clients that are corrupted.
+MIXES = {
+    "paper": ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2)),
+    "authors": ((0.4, 0.3, 0.3), (1 / 2, 1 / 3, 1 / 3)),
+}
 
 
 def key(
@@ -78,17 +84,61 @@ class RunConfig:
     mixed_precision: bool = key(False, "Run the networks in bfloat16 (meant for CUDA devices).")
 
     # --- scenario --------------------------------------------------------------------------------
-    dataset: str = key("digits", "The data.", choices=("digits",), group="Scenario")
-    clients: int = key(12, "Training clients.", low=1, high=100_000)
+    dataset: str = key(
+        "digits",
+        "The data: `digits`, `fashion-mnist`, `cifar10`, `cifar100`, `tiny-imagenet`, "
+        "`electricity`, `airline`; or your own: a `.npz` or `.csv` file, a folder of images, or "
+        "`package.module:function`.",
+        group="Scenario",
+    )
+    data_dir: str = key(
+        "",
+        "Directory in which the named datasets and relative paths are looked for; empty: the "
+        "working directory.",
+    )
+    classes: int = key(
+        0, "Number of classes of your own data, where the server has none of it; 0: found out.",
+        low=0, high=1_000_000,
+    )  # fmt: skip
+    input_shape: str = key(
+        "",
+        "Shape of one sample of your own data, such as `28,28` or `3,32,32`, where the server has "
+        "none of it; empty: found out.",
+    )
+    clients: int = key(
+        12, "Training clients; your own data with `client` says so itself.", low=1, high=100_000
+    )
     samples_per_client: int = key(
-        0, "Samples of each training client; 0: the dataset in equal parts.", low=0
+        0,
+        "Samples of each training client; 0: the dataset in equal parts (`split = lda`, `iid`).",
+        low=0,
+    )
+    split: str = key(
+        "lda",
+        "`lda`: equal sizes, each client's class mix from Dirichlet(alpha * p); "
+        "`dirichlet-by-class`: each class dealt out by Dirichlet(alpha) over the clients, sizes "
+        "differ; `iid`: equal sizes at random.",
+        choices=("lda", "dirichlet-by-class", "iid"),
     )
     alpha: float = key(
         1.0,
-        "Label skew: each client's class mix is drawn from Dirichlet(alpha * "
-        "p), p the class proportions of what is left (they sum to 1); `inf`: no "
-        "skew.",
+        "Label skew. In `lda`, p are the class proportions of what is left (they sum to 1); "
+        "`inf`: no skew.",
         above=0.0,
+    )
+    min_samples: int = key(
+        10, "Fewest samples of a client under `dirichlet-by-class`.", low=1, high=1_000_000
+    )
+    copies: int = key(
+        1, "Copies of the training set that are made before it is split.", low=1, high=100
+    )
+    mix: str = key(
+        "shares",
+        "`shares`: the two keys below; `paper`: as in the paper (30 % of the clients untouched, "
+        "20 % corrupted, 25 + 25 % relabelled, a fifth of them corrupted too); `authors`: as in "
+        "the authors' scripts (20 % untouched, 20 % corrupted, 20 + 20 % relabelled, 10 + 10 % "
+        "relabelled and corrupted).",
+        choices=("shares", *MIXES),
     )
     concept_shares: str = key(
         "0.5,0.25,0.25",
@@ -103,14 +153,44 @@ class RunConfig:
     test_fraction: float = key(
         0.1, "Part of a training client's samples kept for its local accuracy.", low=0.0, high=0.9
     )
+    label_noise: str = key(
+        "none",
+        "Wrong labels on training clients: `pair` flips to the next class, `symmetric` to any "
+        "other; local test parts are flipped too.",
+        choices=("none", "pair", "symmetric"),
+    )
+    label_noise_rate: float = key(
+        0.2, "Probability of each label to be flipped by `label-noise`.", low=0.0, high=1.0
+    )
     observers_per_concept: int = key(
         1,
-        "Observers (never trained on) per concept, each with the balanced test set.",
+        "Observers (never trained on) per concept and test set, each with the balanced test set.",
         low=0,
         high=100,
     )
-    model: str = key("mlp", "The network.", choices=("mlp",))
+    observer_data: str = key(
+        "split",
+        "`split`: observers find their weights on one half of their data and are judged on the "
+        "other; `same`: both on all of it, as in the paper.",
+        choices=("split", "same"),
+    )
+    model: str = key(
+        "mlp",
+        "The network: `mlp`, `cnn`, `mobilenet-v2`, `resnet18`, or your own "
+        "`package.module:function`, called with `input_shape` and `classes`.",
+    )
     hidden: int = key(64, "Hidden units of the `mlp`.", low=1, high=65_536)
+    model_weights: str = key(
+        "",
+        "File with the initial weights of the backbone of `mobilenet-v2` or `resnet18`, read by "
+        "the server; empty: random.",
+    )
+    small_stem: bool = key(
+        False, "`mobilenet-v2` and `resnet18` halve the image less often: for about 32 x 32 pixels."
+    )
+    norm: str = key(
+        "batch", "Normalisation of `mobilenet-v2` and `resnet18`.", choices=("batch", "group")
+    )
 
     # --- local training --------------------------------------------------------------------------
     local_epochs: int = key(
@@ -261,11 +341,30 @@ class RunConfig:
 
     def shares(self) -> tuple[float, ...]:
         """The concepts' shares of the training clients, summing to one."""
+        if self.mix in MIXES:
+            return MIXES[self.mix][0]
         return _parse_shares("concept-shares", self.concept_shares, total=1.0)
 
     def corrupted(self) -> tuple[float, ...]:
         """Per concept, the share of its clients whose images are corrupted."""
+        if self.mix in MIXES:
+            return MIXES[self.mix][1]
         return _parse_shares("corrupted-shares", self.corrupted_shares, total=None)
+
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample, where ``input-shape`` gives it."""
+        if not self.input_shape:
+            return None
+        sizes = self.input_shape.split(",")
+        if not all(size.strip().isascii() and size.strip().isdecimal() for size in sizes):
+            sizes = []
+        shape = tuple(int(size) for size in sizes)
+        if not shape or not all(0 < size < 2**20 for size in shape):
+            raise ConfigError(
+                f"input-shape = {self.input_shape!r}: expected whole numbers separated by commas, "
+                "such as 28,28 or 3,32,32"
+            )
+        return shape
 
     def changed(self) -> dict[str, Scalar]:
         """The keys, with dashes, whose values differ from the defaults."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from fedrc_flwr.config import RunConfig, Scalar, dashed
+from fedrc_flwr.config import MIXES, MODELS, RunConfig, Scalar, dashed
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.plugins import is_reference
 
 AUTO = "auto"
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -127,6 +128,8 @@ def _check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
             numbers = value if isinstance(value, list) else [value]
             if all(type(number) in (int, float) for number in numbers):
                 value = ",".join(str(number) for number in numbers)
+        if field.name == "input_shape" and type(value) is int:
+            value = str(value)  # one number
         if not isinstance(value, str):
             raise problem
         if field.metadata["choices"] and value not in field.metadata["choices"]:
@@ -156,6 +159,7 @@ def _check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
 
 def _check_together(config: RunConfig) -> None:
     """What no key can be checked for alone."""
+    _check_names(config)
     concepts = len(config.shares())
     if len(config.corrupted()) != concepts:
         raise ConfigError(
@@ -173,6 +177,32 @@ def _check_together(config: RunConfig) -> None:
         )
     if config.algorithm == "fedavg" and config.clusters != 1:
         object.__setattr__(config, "clusters", 1)
+
+
+def _check_names(config: RunConfig) -> None:
+    """Texts that name one of several things."""
+    if config.model not in MODELS and not is_reference(config.model):
+        raise ConfigError(
+            f"model = {config.model!r}: expected {', '.join(MODELS)} or package.module:function"
+        )
+    if config.model_weights and config.model not in ("mobilenet-v2", "resnet18"):
+        raise ConfigError(
+            f"model-weights = {config.model_weights!r}: expected no such file for model = "
+            f"{config.model!r}, only for mobilenet-v2 and resnet18"
+        )
+    if not config.dataset.strip() or "\0" in config.dataset:
+        raise ConfigError(
+            f"dataset = {config.dataset!r}: expected a dataset's name, a path, or "
+            "package.module:function"
+        )
+    config.shape()
+    for name in ("concept_shares", "corrupted_shares"):
+        value = getattr(config, name)
+        if config.mix in MIXES and value != getattr(RunConfig, name):
+            raise ConfigError(
+                f"{dashed(name)} = {value!r}: mix = {config.mix!r} sets the shares already; set "
+                "mix = shares to choose them yourself"
+            )
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

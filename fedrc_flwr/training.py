@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedrc_flwr.em import Floats
@@ -17,6 +17,7 @@ from fedrc_flwr.layout import FlatModule, Vector, fingerprint
 from fedrc_flwr.models import SplitModel
 
 EVALUATION_BATCH = 1024
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ModelBank:
         self.mixed_precision = mixed_precision
         self.body = FlatModule(models[0].body, device) if shared_body else None
         self.units = [FlatModule(m.head if shared_body else m, device) for m in models]
+        # The networks are alike, and so is the body that they may share.
+        self.batch_norm = any(isinstance(part, _BATCH_NORM) for part in models[0].modules())
 
     def load(self, vectors: list[Vector], body: Vector | None) -> None:
         """Set the parameters of the first ``len(vectors)`` clusters."""
@@ -80,6 +83,13 @@ class ModelBank:
         """Switch dropout and normalisation between training and evaluation."""
         for unit in [*self.units, *([] if self.body is None else [self.body])]:
             unit.module.train(on)
+
+    def batch_statistics(self, on: bool) -> None:
+        """Whether BatchNorm uses the batch's own mean and variance, or the running ones."""
+        for unit in [*self.units, *([] if self.body is None else [self.body])]:
+            for part in unit.module.modules():
+                if isinstance(part, _BATCH_NORM):
+                    part.train(on)
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """bfloat16 where mixed precision was asked for."""
@@ -147,7 +157,9 @@ def train(
     trained = [*modules.values(), *([] if bank.body is None else [bank.body])]
     starts = [module.vector.clone() for module in trained]
     velocities = [torch.zeros_like(module.gradient) for module in trained]
-    for batch in _batches(len(labels), settings, rng):
+    for batch in _batches(len(labels), settings, rng, bank.batch_norm):
+        if bank.batch_norm:
+            bank.batch_statistics(len(batch) > 1)
         rows = torch.from_numpy(batch).to(bank.device)
         batch_inputs, batch_labels, batch_weights = inputs[rows], labels[rows], weights[rows]
         for module in trained:
@@ -180,11 +192,19 @@ def train(
 
 
 def _batches(
-    samples: int, settings: LocalSettings, rng: np.random.Generator
+    samples: int, settings: LocalSettings, rng: np.random.Generator, batch_norm: bool
 ) -> Iterator[NDArray[np.int64]]:
+    """Every sample once an epoch, in batches of the configured size; the last may be smaller.
+
+    BatchNorm has no variance of one sample. Where the network has it, a last batch of one joins the
+    batch before. A batch of one that is left (a client with one sample, or batches of one) is
+    trained on with the running statistics: see ``ModelBank.batch_statistics``.
+    """
+    ends = list(range(settings.batch_size, samples, settings.batch_size))
+    if batch_norm and settings.batch_size > 1 and ends and ends[-1] == samples - 1:
+        ends.pop()
     for _ in range(settings.epochs):
-        order = rng.permutation(samples)
-        yield from np.split(order, range(settings.batch_size, samples, settings.batch_size))
+        yield from np.split(rng.permutation(samples), ends)
 
 
 def _objective(

@@ -28,7 +28,8 @@ from fedrc_flwr.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 FIELDS = {dashed(field.name): field for field in dataclasses.fields(RunConfig)}
 SHARES = {"concept-shares", "corrupted-shares"}
-FREE_TEXT = {"scenario", "output-dir", "run-name", "state-dir", "device"} | SHARES
+PATHS = {"output-dir", "state-dir", "data-dir", "model-weights"}
+FREE_TEXT = {"scenario", "run-name", "device", "dataset", "model", "input-shape"} | PATHS | SHARES
 
 
 @pytest.fixture

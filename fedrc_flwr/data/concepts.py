@@ -21,6 +21,21 @@ def concept_map(concept: int, classes: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, concept, 0xC0]).permutation(classes)
 
 
+def flip_labels(
+    labels: NDArray[np.int64], how: str, rate: float, classes: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Label noise: each label is wrong with probability ``rate``.
+
+    ``pair`` flips to the next class, ``symmetric`` to any of the others alike; ``none`` to nothing.
+    """
+    if how == "none" or classes < 2:
+        return labels
+    hit = rng.random(len(labels)) < rate
+    steps = rng.integers(1, classes, len(labels)) if how == "symmetric" else 1
+    flipped: NDArray[np.int64] = np.where(hit, (labels + steps) % classes, labels)
+    return flipped
+
+
 def assign_concepts(
     shares: tuple[float, ...],
     corrupted: tuple[float, ...],

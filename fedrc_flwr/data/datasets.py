@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedrc_flwr.data import images, tabular
+from fedrc_flwr.data.base import Dataset, DatasetSpec
+from fedrc_flwr.data.corruptions import STYLES
+
+__all__ = ["DATASETS", "Dataset", "DatasetSpec", "load_dataset"]
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Inputs (N, ...) as float32, labels (N,), and the part held back for observers."""
-
-    train_inputs: NDArray[np.float32]
-    train_labels: NDArray[np.int64]
-    test_inputs: NDArray[np.float32]
-    test_labels: NDArray[np.int64]
-
-
-def _digits() -> Dataset:
+def _digits(directory: Path) -> Dataset:
     """The 1,797 8 x 8 digits inside scikit-learn; a fifth of each class is the test set."""
     from sklearn.datasets import load_digits
 
@@ -34,19 +28,18 @@ def _digits() -> Dataset:
     return Dataset(inputs[train], labels[train], inputs[test], labels[test])
 
 
-@dataclass(frozen=True)
-class DatasetSpec:
-    """What a server must know of a dataset, without having it."""
+DATASETS = {
+    "digits": DatasetSpec(10, (8, 8), _digits, styles=tuple(sorted(STYLES))),
+    "fashion-mnist": DatasetSpec(10, (28, 28), images.fashion_mnist),
+    "cifar10": DatasetSpec(10, (3, 32, 32), partial(images.cifar, 10)),
+    "cifar100": DatasetSpec(100, (3, 32, 32), partial(images.cifar, 100)),
+    "tiny-imagenet": DatasetSpec(200, images.TINY_SHAPE, images.tiny_imagenet),
+    "electricity": DatasetSpec(2, (len(tabular.ELECTRICITY),), tabular.electricity, test_sets=2),
+    "airline": DatasetSpec(2, (tabular.AIRLINE_SIZE,), tabular.airline, test_sets=2),
+}
 
-    classes: int
-    input_shape: tuple[int, ...]
-    load: Callable[[], Dataset]
 
-
-DATASETS = {"digits": DatasetSpec(classes=10, input_shape=(8, 8), load=_digits)}
-
-
-@cache
-def load_dataset(name: str) -> Dataset:
-    """The named dataset."""
-    return DATASETS[name].load()
+@lru_cache(maxsize=4)
+def load_dataset(name: str, data_dir: str = "") -> Dataset:
+    """The named dataset, looked for in a directory where it is not embedded."""
+    return DATASETS[name].load(Path(data_dir).expanduser().absolute())

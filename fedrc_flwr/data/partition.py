@@ -10,6 +10,25 @@ from numpy.typing import NDArray
 from fedrc_flwr.errors import DataError
 
 Indices = NDArray[np.int64]
+TRIES = 20
+
+
+def split_samples(
+    labels: Indices,
+    how: str,
+    clients: int,
+    samples: int,
+    alpha: float,
+    min_samples: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Deal samples out to clients by the named way; one array of indices per client, disjoint."""
+    if how == "dirichlet-by-class":
+        return dirichlet_by_class(labels, clients, alpha, min_samples, rng)
+    if how == "iid":
+        samples = _samples_each(len(labels), clients, samples)
+        return list(rng.permutation(len(labels))[: clients * samples].reshape(clients, samples))
+    return dirichlet_split(labels, clients, samples, alpha, rng)
 
 
 def dirichlet_split(
@@ -31,12 +50,7 @@ def dirichlet_split(
     -------
     one array of indices into ``labels`` per client, disjoint
     """
-    samples = samples or max(1, len(labels) // clients)
-    if samples * clients > len(labels):
-        raise DataError(
-            f"{clients} clients of {samples} samples need {samples * clients} samples, "
-            f"but the dataset has {len(labels)}: lower clients or samples-per-client"
-        )
+    samples = _samples_each(len(labels), clients, samples)
     classes = int(labels.max()) + 1
     queues = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
     taken = np.zeros(classes, dtype=np.int64)
@@ -49,6 +63,58 @@ def dirichlet_split(
         taken += counts
         left -= counts
     return parts
+
+
+def dirichlet_by_class(
+    labels: Indices, clients: int, alpha: float, min_samples: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Deal each class out over the clients in proportions drawn from Dirichlet(alpha).
+
+    Every sample goes to somebody and sizes differ. The whole split is drawn again where a client
+    has fewer than ``min_samples``; where that does not help, the largest clients give theirs.
+    """
+    if clients * min_samples > len(labels):
+        raise DataError(
+            f"{clients} clients of at least min-samples = {min_samples} need "
+            f"{clients * min_samples} samples, but the dataset has {len(labels)}: lower one of them"
+        )
+    members = [np.flatnonzero(labels == label) for label in range(int(labels.max()) + 1)]
+    for _ in range(TRIES):
+        owners = np.empty(len(labels), dtype=np.int64)
+        for places in members:
+            mix = (
+                np.full(clients, 1 / clients)
+                if math.isinf(alpha)
+                else rng.dirichlet(np.full(clients, alpha))
+            )
+            # A small alpha can make every draw underflow to zero: one client then has it all.
+            if not mix.sum() > 0:
+                mix = np.eye(clients)[rng.integers(clients)]
+            ends = np.rint(np.cumsum(mix / mix.sum()) * len(places)).astype(np.int64)
+            owners[rng.permutation(places)] = np.repeat(
+                np.arange(clients), np.diff(ends, prepend=0)
+            )
+        sizes = np.bincount(owners, minlength=clients)
+        if sizes.min() >= min_samples:
+            break
+    while sizes.min() < min_samples:
+        poorest, richest = int(sizes.argmin()), int(sizes.argmax())
+        number = min(min_samples - sizes[poorest], sizes[richest] - min_samples)
+        owners[rng.permutation(np.flatnonzero(owners == richest))[:number]] = poorest
+        sizes = np.bincount(owners, minlength=clients)
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(owners[order], kind="stable")]
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def _samples_each(available: int, clients: int, samples: int) -> int:
+    samples = samples or max(1, available // clients)
+    if samples * clients > available:
+        raise DataError(
+            f"{clients} clients of {samples} samples need {samples * clients} samples, "
+            f"but the dataset has {available}: lower clients or samples-per-client"
+        )
+    return samples
 
 
 def _draw_counts(left: Indices, samples: int, alpha: float, rng: np.random.Generator) -> Indices:

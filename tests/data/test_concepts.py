@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrc_flwr.data.concepts import assign_concepts, concept_map
+from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
 
 
 def sizes(shares: tuple[float, ...], clients: int, seed: int = 0) -> list[int]:
@@ -85,3 +85,35 @@ def test_who_has_which_concept_follows_the_generator() -> None:
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
     assert any(a > b for a, b in pairwise(draw(1)))
+
+
+# --- label noise --------------------------------------------------------------------------------
+
+
+def test_pair_noise_flips_to_the_next_class_at_its_rate() -> None:
+    labels = np.repeat(np.arange(4), 5000)
+
+    noisy = flip_labels(labels, "pair", 0.3, 4, np.random.default_rng(0))
+
+    steps = np.bincount((noisy - labels) % 4, minlength=4) / len(labels)
+    np.testing.assert_allclose(steps, [0.7, 0.3, 0, 0], atol=0.02)
+
+
+def test_symmetric_noise_flips_to_every_other_class_alike() -> None:
+    labels = np.repeat(np.arange(4), 5000)
+
+    noisy = flip_labels(labels, "symmetric", 0.3, 4, np.random.default_rng(0))
+
+    steps = np.bincount((noisy - labels) % 4, minlength=4) / len(labels)
+    np.testing.assert_allclose(steps, [0.7, 0.1, 0.1, 0.1], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("how", "rate", "classes"), [("none", 1, 4), ("pair", 0, 4), ("pair", 1, 1)]
+)
+def test_labels_without_noise_stay(how: str, rate: float, classes: int) -> None:
+    labels = np.arange(20) % classes
+
+    noisy = flip_labels(labels, how, rate, classes, np.random.default_rng(0))
+
+    np.testing.assert_array_equal(noisy, labels)

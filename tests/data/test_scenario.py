@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from fedrc_flwr.configuration import load_config, scenario_names
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
 from fedrc_flwr.data.scenario import ClientData, Scenario, Split, scenario_of
-from fedrc_flwr.errors import DataError
+from fedrc_flwr.errors import ConfigError, DataError
 
 CONFIG = RunConfig(clients=12, seed=3, observers_per_concept=2)
 
@@ -180,26 +182,178 @@ def test_scenario_of_a_configuration_is_built_once() -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_first_and_last_client_of_every_ready_made_scenario_can_be_built(name: str) -> None:
-    scenario = Scenario(load_config({"scenario": name}))
+def test_first_and_last_client_of_every_ready_made_scenario_can_be_built(
+    name: str, data_dir: Path
+) -> None:
+    small = {"clients": 4, "samples-per-client": 20, "data-dir": str(data_dir)}
+    scenario = Scenario(load_config({"scenario": name, **small}))
 
     for index in (0, len(scenario) - 1):
         client = scenario.client(index)
         assert len(client.fit) > 0
+        assert client.fit.inputs.dtype == np.float32
         assert client.fit.inputs.shape[1:] == scenario.input_shape
         assert set(client.fit.labels) <= set(range(scenario.classes))
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_dataset_is_what_its_specification_says(name: str) -> None:
-    spec, data = DATASETS[name], load_dataset(name)
+def test_dataset_is_what_its_specification_says(name: str, data_dir: Path) -> None:
+    spec, data = DATASETS[name], load_dataset(name, str(data_dir))
 
     for inputs, labels in (
         (data.train_inputs, data.train_labels),
         (data.test_inputs, data.test_labels),
     ):
-        assert (inputs.dtype, labels.dtype) == (np.float32, np.int64)
+        assert inputs.dtype in (np.float32, np.uint8)
+        assert labels.dtype == np.int64
         assert inputs.shape == (len(labels), *spec.input_shape)
         assert set(labels) == set(range(spec.classes))
     trained = {image.tobytes() for image in data.train_inputs}
     assert not any(image.tobytes() in trained for image in data.test_inputs)
+    sets = {0} if data.test_sets is None else set(data.test_sets)
+    assert sets == set(range(spec.test_sets))
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_server_knows_classes_and_shape_without_the_data(name: str, tmp_path: Path) -> None:
+    scenario = Scenario(load_config({"dataset": name, "data-dir": str(tmp_path)}))
+
+    assert (scenario.classes, scenario.input_shape) == (
+        DATASETS[name].classes, DATASETS[name].input_shape,
+    )  # fmt: skip
+
+
+def test_outline_is_the_client_without_its_inputs() -> None:
+    scenario = Scenario(CONFIG)
+
+    for index in range(len(scenario)):
+        outline, client = scenario.outline(index), scenario.client(index)
+        assert (outline.name, outline.role, outline.truth) == (
+            client.name, client.role, client.truth,
+        )  # fmt: skip
+        assert (outline.fit, outline.test) == (len(client.fit), len(client.test))
+        parts = np.concatenate([client.test.labels, client.fit.labels])
+        np.testing.assert_array_equal(outline.labels, parts)
+
+
+# --- mixes, copies, noise and observers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mix", "untouched", "corrupted", "relabelled", "both"),
+    [("paper", 30, 20, [20, 20], [5, 5]), ("authors", 20, 20, [20, 20], [10, 10])],
+)
+def test_named_mix_has_exactly_its_shares_of_clients(
+    mix: str, untouched: int, corrupted: int, relabelled: list[int], both: list[int]
+) -> None:
+    scenario = Scenario(load_config({"mix": mix, "clients": 100, "samples-per-client": 10}))
+
+    truths = [scenario.outline(index).truth for index in range(100)]
+
+    plain = [truth.concept for truth in truths if truth.style == "none"]
+    styled = [truth.concept for truth in truths if truth.style != "none"]
+    assert [plain.count(c) for c in range(3)] == [untouched, *relabelled]
+    assert [styled.count(c) for c in range(3)] == [corrupted, *both]
+
+
+def test_paper_mix_of_300_clients_is_exact() -> None:
+    scenario = Scenario(load_config({"mix": "paper", "clients": 300, "samples-per-client": 4}))
+
+    truths = [scenario.outline(index).truth for index in range(300)]
+
+    plain = [truth.concept for truth in truths if truth.style == "none"]
+    assert [plain.count(c) for c in range(3)] == [90, 60, 60]
+
+
+def test_named_mix_and_own_shares_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"concept-shares = '1,0,0': mix = 'paper'"):
+        load_config({"mix": "paper", "concept-shares": "1,0,0"})
+
+
+def test_copies_let_every_sample_occur_so_many_times() -> None:
+    config = replace(CONFIG, copies=3, corrupted_shares="0,0,0")
+    data = load_dataset("digits")
+
+    clients = all_clients(config)[:12]
+
+    held = np.concatenate([
+        positions(split.inputs, data.train_inputs) for c in clients for split in (c.fit, c.test)
+    ])  # fmt: skip
+    counts = np.bincount(held)
+    assert len(held) == 3 * len(data.train_labels) // 12 * 12
+    assert counts.max() == 3
+
+
+@pytest.mark.parametrize("split", ["dirichlet-by-class", "iid"])
+def test_other_splits_hand_every_sample_out_once_at_most(split: str) -> None:
+    config = replace(CONFIG, split=split, corrupted_shares="0,0,0")
+    data = load_dataset("digits")
+
+    clients = all_clients(config)[:12]
+
+    held = [
+        place
+        for c in clients
+        for part in (c.fit, c.test)
+        for place in positions(part.inputs, data.train_inputs)
+    ]
+    assert len(held) == len(set(held)) > 0.98 * len(data.train_labels)
+    assert min(len(c.fit) + len(c.test) for c in clients) >= config.min_samples
+
+
+def test_label_noise_changes_labels_of_training_clients_only() -> None:
+    noisy = all_clients(replace(CONFIG, label_noise="pair", label_noise_rate=0.5))
+    clean = all_clients(CONFIG)
+
+    for one, other in zip(noisy, clean, strict=True):
+        np.testing.assert_array_equal(one.fit.inputs, other.fit.inputs)
+        changed = (one.fit.labels - other.fit.labels) % 10
+        assert set(changed) == ({0, 1} if one.role == "train" else {0})
+
+
+def test_observers_may_be_judged_on_what_they_fitted() -> None:
+    observer = Scenario(replace(CONFIG, observer_data="same")).client(12)
+
+    assert same_split(observer.fit, observer.test)
+    assert len(observer.fit) == 360
+
+
+def test_every_period_of_a_table_has_its_observer(data_dir: Path) -> None:
+    given = {"scenario": "electricity", "clients": 4, "data-dir": str(data_dir)}
+    scenario = Scenario(load_config(given))
+
+    observers = [scenario.client(index) for index in range(4, len(scenario))]
+
+    assert [observer.truth.style for observer in observers] == ["period-0", "period-1"]
+    for observer in observers:
+        assert np.bincount(np.r_[observer.fit.labels, observer.test.labels]).tolist() == [10, 10]
+
+
+def test_table_cannot_be_corrupted(data_dir: Path) -> None:
+    given = {"dataset": "airline", "data-dir": str(data_dir), "corrupted-shares": "1,1,1"}
+    scenario = Scenario(load_config({**given, "samples-per-client": 10}))
+
+    with pytest.raises(DataError, match="set every corrupted share to 0"):
+        scenario.client(0)
+
+
+def test_bytes_stay_bytes_in_the_dataset_and_are_from_0_to_1_on_a_client(data_dir: Path) -> None:
+    given = {"scenario": "cifar10", "clients": 4, "copies": 1, "data-dir": str(data_dir)}
+    scenario = Scenario(load_config(given))
+
+    client = scenario.client(0)
+
+    assert load_dataset("cifar10", str(data_dir)).train_inputs.dtype == np.uint8
+    assert 0.0 <= client.fit.inputs.min() < client.fit.inputs.max() <= 1.0
+
+
+def test_demo_data_is_what_it_always_was() -> None:
+    """The demo's figures hold for this split: which labels, concepts and styles each client has."""
+    clients = all_clients(load_config({"scenario": "digits"}))
+    digest = hashlib.sha256()
+
+    for client in clients:
+        digest.update(repr((client.name, client.role, client.truth)).encode())
+        digest.update(client.fit.labels.tobytes() + client.test.labels.tobytes())
+
+    assert digest.hexdigest()[:16] == "f24139e885ec06d7"

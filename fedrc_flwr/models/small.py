@@ -1,0 +1,52 @@
+"""Small networks of our own: no normalisation layers, quick on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.models.split import SplitModel
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
+    """Three layers: two hidden ones of ``hidden`` units."""
+    size = int(torch.Size(input_shape).numel())
+    body = nn.Sequential(
+        nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+    )
+    return SplitModel(body, nn.Linear(hidden, classes))
+
+
+def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """Two 5 x 5 convolutions of 32 and 64 channels with pooling, and a dense layer of 2048."""
+    channels, height, width = image_shape("cnn", input_shape)
+    if min(height, width) < 4:
+        raise ConfigError(
+            f"model = 'cnn': images of {height} x {width} are too small, expected 4 x 4 or more"
+        )
+    body = nn.Sequential(
+        nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 2048),
+        nn.ReLU(),
+    )
+    return SplitModel(body, nn.Linear(2048, classes))
+
+
+def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of inputs (H, W) or (C, H, W)."""
+    if len(input_shape) == 2:
+        return (1, *input_shape)
+    if len(input_shape) == 3:
+        return input_shape
+    raise ConfigError(
+        f"model = {model!r}: expected images, (H, W) or (C, H, W), but the data's samples have the "
+        f"shape {input_shape}: choose another model, such as mlp"
+    )

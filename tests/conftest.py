@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_data
+
+from fedrc_flwr.data import images
+
+
+@pytest.fixture(scope="session")
+def all_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data-dir with a handful of samples of every named dataset."""
+    folder = tmp_path_factory.mktemp("data")
+    tiny_data.write_all(folder)
+    return folder
+
+
+@pytest.fixture
+def data_dir(all_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, whatever datasets this machine has installed."""
+    monkeypatch.setattr(images, "DEBIAN", all_data / "not-installed")
+    return all_data

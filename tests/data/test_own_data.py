@@ -1,0 +1,419 @@
+"""Bring your own data: every form is read, and what cannot be trained on is refused clearly."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.own import located, own_facts
+from fedrc_flwr.data.scenario import GroundTruth, Scenario, node_client, node_config
+from fedrc_flwr.errors import ConfigError, DataError
+
+PLAIN = {"concept-shares": "1", "corrupted-shares": "0"}
+
+
+def config_for(dataset: Path | str, **settings: Any) -> RunConfig:
+    keys = {name.replace("_", "-"): value for name, value in settings.items()}
+    return load_config({"clients": 2, "alpha": "inf", **PLAIN, "dataset": str(dataset), **keys})
+
+
+def arrays(samples: int = 40, classes: int = 4) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"x": rng.random((samples, 6)), "y": np.arange(samples) % classes}
+
+
+def npz(folder: Path, **content: Any) -> Path:
+    np.savez(folder / "own.npz", **content)
+    return folder / "own.npz"
+
+
+def csv(folder: Path, text: str) -> Path:
+    (folder / "own.csv").write_text(text)
+    return folder / "own.csv"
+
+
+# --- as a dataset like any other ----------------------------------------------------------------
+
+
+def test_npz_is_split_and_shifted_like_any_dataset(tmp_path: Path) -> None:
+    path = npz(tmp_path, **arrays())
+    config = config_for(path, concept_shares="0.5,0.5", corrupted_shares="0,0")
+
+    scenario = Scenario(config)
+
+    clients = [scenario.client(index) for index in range(len(scenario))]
+    assert (scenario.classes, scenario.input_shape) == (4, (6,))
+    assert [c.truth.concept for c in clients[2:]] == [0, 1]
+    assert sorted(c.truth.concept for c in clients[:2]) == [0, 1]
+    # A fifth of each class is held back for observers.
+    assert [len(c.fit) + len(c.test) for c in clients] == [16, 16, 8, 8]
+
+
+def test_samples_marked_as_observers_are_what_observers_get(tmp_path: Path) -> None:
+    content = arrays()
+    path = npz(tmp_path, **content, observer=np.arange(40) < 12)
+
+    scenario = Scenario(config_for(path))
+
+    held = np.concatenate([scenario.client(2).fit.inputs, scenario.client(2).test.inputs])
+    expected = content["x"][:12].astype(np.float32)
+    assert {row.tobytes() for row in held} == {row.tobytes() for row in expected}
+
+
+def test_without_observers_nothing_is_held_back(tmp_path: Path) -> None:
+    scenario = Scenario(config_for(npz(tmp_path, **arrays()), observers_per_concept=0))
+
+    assert sum(len(scenario.outline(index).labels) for index in range(len(scenario))) == 40
+
+
+@pytest.mark.parametrize("header", ["a,y,b\n", ""])
+def test_csv_label_is_the_column_y_or_the_last(tmp_path: Path, header: str) -> None:
+    rows = [f"{row},{row % 2},0.5" if header else f"{row},0.5,{row % 2}" for row in range(20)]
+    path = csv(tmp_path, header + "\n".join(rows))
+
+    scenario = Scenario(config_for(path, test_fraction=0))
+
+    client = scenario.client(0)
+    assert (scenario.classes, scenario.input_shape) == (2, (2,))
+    np.testing.assert_array_equal(client.fit.inputs[:, 0] % 2, client.fit.labels)
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (6, 5)), ("RGB", (3, 6, 5))])
+def test_folder_of_images_has_a_class_per_subfolder(
+    tmp_path: Path, mode: str, shape: tuple[int, ...]
+) -> None:
+    for label, name in enumerate(["bird", "cat", "dog"]):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            colour = 50 * label if mode == "L" else (50 * label, 1, 2)
+            Image.new(mode, (5, 6), colour).save(tmp_path / name / f"{number}.png")
+
+    scenario = Scenario(config_for(tmp_path, test_fraction=0))
+
+    client = scenario.client(0)
+    assert (scenario.classes, scenario.input_shape) == (3, shape)
+    first = client.fit.inputs.reshape(len(client.fit), -1)[:, 0]
+    np.testing.assert_allclose(first * 255, 50 * client.fit.labels, rtol=1e-5)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_module.py").write_text(
+        "import numpy as np\n"
+        "def good(): return {'x': np.ones((20, 3)), 'y': np.arange(20) % 2}\n"
+        "def bad(): return [1, 2]\n"
+        "def failing(): raise RuntimeError('no disk')\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    return "own_module"
+
+
+def test_function_gives_the_arrays(module: str) -> None:
+    scenario = Scenario(config_for(f"{module}:good"))
+
+    assert (scenario.classes, scenario.input_shape) == (2, (3,))
+    assert len(scenario.client(0).fit) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("bad", DataError, "returned list, expected a dict"),
+        ("failing", DataError, "RuntimeError: no disk"),
+        ("number", ConfigError, "has no function 'number'"),
+        ("missing", ConfigError, "has no function 'missing'"),
+    ],
+)
+def test_function_that_gives_none_is_refused(
+    module: str, name: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Scenario(config_for(f"{module}:{name}"))
+
+
+def test_module_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot import nowhere_at_all.*PYTHONPATH"):
+        Scenario(config_for("nowhere_at_all:function"))
+
+
+# --- data that says who holds what --------------------------------------------------------------
+
+
+def grouped() -> dict[str, np.ndarray]:
+    content = arrays(30)
+    client = np.repeat(["b", "a", "z"], 10)
+    return {
+        **content,
+        "client": client,
+        "concept": np.repeat([1, 0, 1], 10),
+        "style": np.repeat(["scan", "photo", "photo"], 10),
+        "observer": client == "a",
+    }
+
+
+def test_clients_of_the_file_are_the_clients(tmp_path: Path) -> None:
+    content = grouped()
+    config = config_for(npz(tmp_path, **content), clients=99, concept_shares="0.5,0.5",
+                        corrupted_shares="1,1", label_noise="pair")  # fmt: skip
+
+    scenario = Scenario(config)
+
+    clients = [scenario.client(index) for index in range(len(scenario))]
+    assert (scenario.clients, scenario.observers) == (2, 1)
+    assert [(c.name, c.role) for c in clients] == [
+        ("b", "train"), ("z", "train"), ("a", "observe"),
+    ]  # fmt: skip
+    assert [c.truth for c in clients] == [
+        GroundTruth(1, "scan"), GroundTruth(1, "photo"), GroundTruth(0, "photo"),
+    ]  # fmt: skip
+    assert [(len(c.fit), len(c.test)) for c in clients] == [(9, 1), (9, 1), (5, 5)]
+    pairs = zip(content["x"].astype(np.float32), content["y"], strict=True)
+    rows = {row.tobytes(): label for row, label in pairs}
+    for client in clients:
+        for split in (client.fit, client.test):
+            assert [rows[row.tobytes()] for row in split.inputs] == split.labels.tolist()
+
+
+def test_numbered_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    lines = [
+        "client,a,y",
+        *(f"{client},1.5,{row % 2}" for client in (10, 9, 2) for row in range(4)),
+    ]
+
+    scenario = Scenario(config_for(csv(tmp_path, "\n".join(lines))))
+
+    names = [scenario.outline(index).name for index in range(len(scenario))]
+    assert names == ["client-2", "client-9", "client-10"]
+    assert scenario.outline(0).truth == GroundTruth(-1, "none")
+
+
+def test_client_with_one_sample_or_one_class_is_a_client(tmp_path: Path) -> None:
+    content = arrays(11)
+    content["y"][1:] = 2
+    path = npz(tmp_path, **content, client=np.array([0] + [1] * 10))
+
+    scenario = Scenario(config_for(path, classes=4))
+
+    one, other = scenario.client(0), scenario.client(1)
+    assert (len(one.fit), len(one.test)) == (1, 0)
+    assert (len(other.fit), len(other.test), set(other.fit.labels)) == (9, 1, {2})
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def with_nan() -> dict[str, np.ndarray]:
+    content = arrays()
+    content["x"][7, 2] = np.nan
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"x": np.ones((4, 2))}, "has no array 'y'"),
+        ({"y": np.arange(4)}, "has no array 'x'"),
+        ({"x": np.ones((4, 2)), "y": np.arange(3)}, "differ in length: x 4, y 3"),
+        ({**arrays(), "client": np.arange(39)}, "differ in length.*client 39"),
+        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "holds no samples"),
+        ({"x": np.ones(4), "y": np.arange(4)}, "expected numbers, \\(N, ...\\)"),
+        ({"x": np.full((4, 2), "a"), "y": np.arange(4)}, "expected numbers"),
+        ({"x": np.ones((2, 2)), "y": np.array([0.5, 1])}, "whole numbers from 0"),
+        ({"x": np.ones((2, 2)), "y": np.array(["a", "b"])}, "whole numbers from 0"),
+        ({"x": np.ones((2, 2)), "y": np.array([0, -1])}, "label -1 of sample 1"),
+        (with_nan(), "sample 7 of x holds NaN"),
+        ({**arrays(), "concept": np.zeros(40)}, "concept without client"),
+        ({**arrays(), "observer": np.ones(40)}, "none are left to train"),
+        (
+            {**arrays(), "client": np.zeros(40), "observer": np.ones(40)},
+            "all clients are observers",
+        ),
+        ({**arrays(), "client": np.zeros(40), "observer": np.arange(40) < 9}, "some rows only"),
+    ],
+)
+def test_arrays_that_cannot_be_trained_on_are_refused(
+    tmp_path: Path, content: dict[str, np.ndarray], words: str
+) -> None:
+    path = npz(tmp_path, **content)
+
+    with pytest.raises(DataError, match=words) as refusal:
+        Scenario(config_for(path))
+
+    assert str(path) in str(refusal.value)
+
+
+def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="label 3 of sample 3: expected numbers from 0 to 2"):
+        Scenario(config_for(npz(tmp_path, **arrays()), classes=3))
+
+
+def test_samples_of_another_shape_than_said_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"shape \(6,\), but input-shape says \(2, 3\)"):
+        Scenario(config_for(npz(tmp_path, **arrays()), input_shape="2,3"))
+
+
+class Program:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+def test_object_arrays_are_refused_and_never_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = npz(tmp_path, x=np.array([[Program()]], dtype=object), y=np.zeros(1))
+
+    with pytest.raises(DataError, match="object arrays are never read"):
+        Scenario(config_for(path))
+
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,y\n1,0\ncheap,1\n", "column 'a' holds 'cheap' in its row 2, expected a number"),
+        ("a,y\n1,0\nnan,1\n", "column 'a' holds 'nan' in its row 2"),
+        ("a,y\n1,0\n2\n", "row 3 has 1 columns, the first one has 2"),
+        ("a,y\n1,yes\n", "column 'y' holds 'yes'"),
+        ("a,y\n", "holds no samples"),
+        ("", "the file is empty"),
+        ("y\n1\n", "no columns besides the labels"),
+        ("client\n1\n", "no column of labels"),
+        ("a,a,y\n1,2,0\n", "two columns have the same name"),
+        ("a,observer,client,y\n1,perhaps,0,0\n", "expected true or false"),
+    ],
+)
+def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = csv(tmp_path, text)
+
+    with pytest.raises(DataError, match=words) as refusal:
+        Scenario(config_for(path))
+
+    assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("own.npz", b"PK torn", "own.npz"), ("own.csv", b"\xff\xfe\x00", "own.csv"),
+     ("own.txt", b"", "expected a .npz, .csv")],
+)  # fmt: skip
+def test_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(DataError, match=words):
+        Scenario(config_for(tmp_path / name))
+
+
+def test_images_of_two_sizes_or_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="a subfolder per class"):
+        Scenario(config_for(tmp_path))
+    Image.new("L", (5, 5)).save(tmp_path / "cat" / "a.png")
+    Image.new("L", (5, 6)).save(tmp_path / "cat" / "b.png")
+
+    with pytest.raises(DataError, match=r"b.png: is 6 x 5 pixels, a.png is 5 x 5"):
+        Scenario(config_for(tmp_path, seed=1))
+
+
+def test_broken_image_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"no image")
+
+    with pytest.raises(DataError, match=r"a.png: not a readable image"):
+        Scenario(config_for(tmp_path))
+
+
+def test_own_pixels_beyond_1_are_not_corrupted(tmp_path: Path) -> None:
+    path = npz(tmp_path, x=np.full((40, 8, 8), 200.0), y=np.arange(40) % 2)
+    scenario = Scenario(config_for(path, corrupted_shares="1"))
+
+    with pytest.raises(DataError, match="pixels from 0 to 1"):
+        scenario.client(0)
+
+
+def test_unknown_name_is_told_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cifar11 was looked for.*cifar10, cifar100"):
+        Scenario(config_for("cifar11", data_dir=str(tmp_path)))
+
+
+# --- server and nodes ---------------------------------------------------------------------------
+
+
+def test_server_without_the_file_needs_classes_and_input_shape(tmp_path: Path) -> None:
+    config = config_for(tmp_path / "theirs.npz", classes=5, input_shape="3,8,8")
+
+    scenario = Scenario(config)
+
+    assert (scenario.classes, scenario.input_shape, scenario.clients) == (5, (3, 8, 8), 2)
+    with pytest.raises(DataError, match=r"theirs.npz was looked for"):
+        scenario.client(0)
+
+
+@pytest.mark.parametrize("text", ["a", "3,", "0,3", "3x3", "-1", "1.5", "3;3", "²"])
+def test_malformed_input_shape_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"input-shape = .*expected whole numbers"):
+        load_config({"input-shape": text})
+
+
+def test_input_shape_of_one_number_may_be_a_number() -> None:
+    assert load_config({"input-shape": 8}).shape() == (8,)
+
+
+@pytest.mark.parametrize(("role", "sizes"), [("train", (36, 4)), ("observe", (20, 20))])
+def test_node_with_its_own_file_holds_all_of_it_as_it_is(
+    tmp_path: Path, role: str, sizes: tuple[int, int]
+) -> None:
+    run = load_config({"dataset": "theirs", "classes": 9, "input-shape": "6", "mix": "paper"})
+    path = npz(tmp_path, **arrays())
+
+    data = node_client(node_config(run, str(path), role), index=7)
+
+    assert (len(data.fit), len(data.test)) == sizes
+    assert (data.classes, data.truth) == (9, GroundTruth(-1, "none"))
+    assert np.bincount(np.r_[data.fit.labels, data.test.labels]).tolist() == [10] * 4
+
+
+def test_node_whose_file_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
+    path = npz(tmp_path, **arrays())
+
+    for keys in ({"classes": 3, "input-shape": "6"}, {"classes": 9, "input-shape": "5"}):
+        run = load_config({"dataset": "theirs", **keys})
+        with pytest.raises(DataError, match=r"own.npz"):
+            node_client(node_config(run, str(path), "train"), index=0)
+
+
+def test_changed_file_is_another_one(tmp_path: Path) -> None:
+    path = npz(tmp_path, **arrays())
+    config = config_for(path)
+    before, scenario = own_facts(config), Scenario(config)
+    npz(tmp_path, **arrays(samples=80))
+    os.utime(path, ns=(1, 1))
+
+    after = Scenario(config)
+
+    assert own_facts(config) != before
+    assert len(after.outline(0).labels) > len(scenario.outline(0).labels)
+
+
+def test_files_are_named_by_whole_paths_for_an_app_that_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert located(load_config({})) == {}
+    assert located(load_config({"dataset": "cifar10"})) == {"data-dir": str(tmp_path)}
+    assert located(load_config({"dataset": "own.npz"}))["dataset"] == str(tmp_path / "own.npz")
+    assert located(load_config({"dataset": "package:function"})) == {"data-dir": str(tmp_path)}

@@ -1,0 +1,264 @@
+"""Networks by name: their shapes, their two parts, their initial weights, and the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.layout import to_vector
+from fedrc_flwr.models import SplitModel, build_model
+
+VISION = ("mobilenet-v2", "resnet18")
+
+
+def build(
+    model: str, shape: tuple[int, ...] = (3, 32, 32), seed: int = 0, **keys: Any
+) -> SplitModel:
+    named = {name.replace("_", "-"): value for name, value in keys.items()}
+    return build_model(load_config({"model": model, **named}), shape, 5, seed)
+
+
+def norms(model: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(isinstance(part, kind) for part in model.modules())
+
+
+# --- shapes and parts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 9, 12), (3, 32, 32)])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_small_network_takes_grey_and_colour_images(model: str, shape: tuple[int, ...]) -> None:
+    network, inputs = build(model, shape), torch.rand(2, *shape)
+
+    features = network.body(inputs)
+
+    assert features.shape == (2, 64 if model == "mlp" else 2048)
+    torch.testing.assert_close(network(inputs), network.head(features))
+    assert network(inputs).shape == (2, 5)
+
+
+def test_cnn_of_fashion_mnist_has_the_papers_size() -> None:
+    network = build("cnn", (28, 28))
+
+    # 5 * 5 * 32 + 32, 5 * 5 * 32 * 64 + 64, 7 * 7 * 64 * 2048 + 2048, 2048 * 5 + 5
+    assert len(to_vector(network)) == 832 + 51_264 + 6_424_576 + 10_245
+
+
+@pytest.mark.parametrize("small_stem", [True, False])
+@pytest.mark.parametrize("shape", [(28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("model", VISION)
+def test_torchvision_network_takes_grey_and_colour_images(
+    model: str, shape: tuple[int, ...], small_stem: bool
+) -> None:
+    network = build(model, shape, small_stem=small_stem).eval()
+    inputs = torch.rand(2, *shape)
+
+    features = network.body(inputs)
+
+    assert features.shape == (2, 1280 if model == "mobilenet-v2" else 512)
+    torch.testing.assert_close(network(inputs), network.head(features))
+
+
+def last_map(model: str, small_stem: bool) -> tuple[int, ...]:
+    """Height and width before the pooling."""
+    network = build(model, small_stem=small_stem).eval()
+    seen: list[tuple[int, ...]] = []
+    pooling = next(p for p in network.modules() if isinstance(p, nn.AdaptiveAvgPool2d))
+    pooling.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape[-2:])))
+    network(torch.rand(1, 3, 32, 32))
+    return seen[0]
+
+
+@pytest.mark.parametrize("model", VISION)
+def test_small_stem_halves_the_image_less_often(model: str) -> None:
+    assert last_map(model, small_stem=False) == (1, 1)
+    assert last_map(model, small_stem=True) == (4, 4)
+
+
+@pytest.mark.parametrize("model", VISION)
+def test_group_norm_replaces_every_batch_norm(model: str) -> None:
+    batch, group = build(model), build(model, norm="group")
+
+    assert norms(batch, nn.BatchNorm2d) == norms(group, nn.GroupNorm) > 10
+    assert norms(batch, nn.GroupNorm) == norms(group, nn.BatchNorm2d) == 0
+    assert not [name for name, _ in group.named_buffers()]
+
+
+@pytest.mark.parametrize("model", ["cnn", *VISION])
+def test_initial_parameters_of_every_network_follow_from_the_seed_alone(model: str) -> None:
+    one, again, other = (to_vector(build(model, seed=seed)) for seed in (3, 3, 4))
+
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "words"),
+    [
+        ("cnn", (8,), "expected images"),
+        ("cnn", (3, 8), "too small"),
+        ("resnet18", (8,), "expected images"),
+        ("mobilenet-v2", (4, 32, 32), "1 or 3 channels, not 4"),
+    ],
+)
+def test_network_that_does_not_fit_the_data_is_refused(
+    model: str, shape: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"model = '{model}'.*{words}"):
+        build(model, shape)
+
+
+@pytest.mark.parametrize("name", ["", "vgg", "os.path", "a:", ":b", "a.b:c:d", "a/b:c", "a b:c"])
+def test_text_that_names_no_network_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model = .*mlp, cnn, mobilenet-v2, resnet18"):
+        load_config({"model": name})
+
+
+# --- weights from a file ------------------------------------------------------------------------
+
+
+def saved(path: Path, tensors: dict[str, Tensor]) -> str:
+    torch.save(tensors, path)
+    return str(path)
+
+
+def torchvision_weights(model: str) -> dict[str, Tensor]:
+    """As torchvision hands them out: a classifier of 1000 classes among them."""
+    import torchvision
+
+    torch.manual_seed(9)
+    return dict(getattr(torchvision.models, model.replace("-", "_"))().state_dict())
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("model", VISION)
+def test_backbone_is_filled_from_a_file_and_the_head_follows_the_seed(
+    tmp_path: Path, model: str, norm: str
+) -> None:
+    tensors = torchvision_weights(model)
+    path = saved(tmp_path / "weights.pt", tensors)
+
+    one, other = (build(model, seed=seed, norm=norm, model_weights=path) for seed in (1, 2))
+
+    first = next(p for p in one.body.modules() if isinstance(p, nn.Conv2d)).weight
+    torch.testing.assert_close(first, next(iter(tensors.values())))
+    torch.testing.assert_close(to_vector(one.body), to_vector(other.body))
+    assert (to_vector(one.head) != to_vector(other.head)).any()
+
+
+def test_tensors_under_other_names_are_taken_by_order(tmp_path: Path) -> None:
+    features = {n: t for n, t in torchvision_weights("mobilenet-v2").items() if "features" in n}
+    # The first few names fit, as in files of older versions of torchvision.
+    renamed = {
+        n if place < 6 else f"layer{place}.{n[-12:]}": t
+        for place, (n, t) in enumerate(features.items())
+    }
+    plain = build("mobilenet-v2", model_weights=saved(tmp_path / "a.pt", features))
+
+    by_order = build("mobilenet-v2", model_weights=saved(tmp_path / "b.pt", renamed))
+
+    torch.testing.assert_close(to_vector(by_order), to_vector(plain))
+
+
+def test_client_needs_no_file_of_weights(tmp_path: Path) -> None:
+    config = load_config({"model": "resnet18", "model-weights": str(tmp_path / "gone.pt")})
+
+    network = build_model(config, (3, 32, 32), 5, seed=0, weights=False)
+
+    assert len(to_vector(network)) > 1_000_000
+
+
+class Program:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"conv1.weight": torch.zeros(2, 2)}, "of the backbone's .* tensors are not in the file"),
+        ({"other": torch.zeros(1)}, "of the backbone's .* tensors are not in the file"),
+        ([1, 2], "expected a saved state_dict"),
+        ({"a": 1}, "expected a saved state_dict"),
+        ({"a": Program()}, "weights.pt"),
+    ],
+    ids=["another-shape", "other-names", "a-list", "no-tensors", "a-program"],
+)
+def test_file_without_the_weights_is_refused_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path / "weights.pt", content)
+
+    with pytest.raises(ConfigError, match=words):
+        build("resnet18", model_weights=path)
+
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no weights"])
+def test_file_that_is_missing_or_broken_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "weights.pt"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"model-weights = .*weights.pt"):
+        build("resnet18", model_weights=str(path))
+
+
+def test_weights_for_a_network_without_a_backbone_are_refused() -> None:
+    with pytest.raises(ConfigError, match="only for mobilenet-v2 and resnet18"):
+        load_config({"model": "cnn", "model-weights": "weights.pt"})
+
+
+# --- the user's own -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_networks.py").write_text(
+        "from torch import nn\n"
+        "from fedrc_flwr.models import SplitModel\n"
+        "def split(input_shape, classes):\n"
+        "    return SplitModel(nn.Flatten(), nn.Linear(input_shape[0], classes))\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.body, self.head = nn.Flatten(), nn.Linear(input_shape[0], classes)\n"
+        "def whole(input_shape, classes): return nn.Linear(input_shape[0], classes)\n"
+        "def narrow(): return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+    return "own_networks"
+
+
+@pytest.mark.parametrize("name", ["split", "Own"])
+def test_own_network_is_called_with_shape_and_classes(module: str, name: str) -> None:
+    one, again = (build(f"{module}:{name}", (7,), seed=2) for _ in range(2))
+
+    assert isinstance(one, SplitModel)
+    assert one(torch.rand(2, 7)).shape == (2, 5)
+    np.testing.assert_array_equal(to_vector(one), to_vector(again))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("whole", "returned Linear, expected a SplitModel or a module whose `body` and `head`"),
+        ("narrow", "failed with TypeError"),
+        ("missing", "has no function 'missing'"),
+    ],
+)
+def test_own_function_that_gives_no_network_is_refused(module: str, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(f"{module}:{name}", (7,))
