@@ -128,7 +128,7 @@ def test_strangers_are_refused_and_seen_while_the_run_goes_on(federation: Federa
 
 def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: Federation) -> None:
     victim = federation.nodes["client-1"]
-    run = federation.run("node-killed", *flags(rounds=5, local_epochs=200))
+    run = federation.run("node-killed", *flags(rounds=5, local_epochs=60))
     federation.wait_for_round("node-killed", 2)
     wait_until(lambda: bool(federation.processes("flwr-clientapp", "client-1")), "client-1 at work")
 
