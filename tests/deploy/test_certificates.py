@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import os
+import socket
 import ssl
 import stat
 from collections.abc import Iterator
@@ -32,18 +32,14 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def connect(port: int, host: str, ca: Path) -> int:
+def connect(port: int, host: str, ca: Path) -> str | None:
     """Speak TLS to a server on loopback as if it had been called ``host``."""
     context = ssl.create_default_context(cafile=str(ca))
-    connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
-    connection._create_connection = (  # type: ignore[attr-defined]
-        lambda address, *rest: http.client.socket.create_connection((HOST, port), *rest)  # type: ignore[attr-defined]
-    )
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    with (
+        socket.create_connection((HOST, port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        return secured.version()
 
 
 @pytest.fixture
@@ -58,9 +54,9 @@ def test_the_chain_verifies_for_each_of_its_names(tmp_path: Path, host: str) -> 
     made = make_certificates(tmp_path / "certificates", "fedrc.example.org", HOST)
 
     with health_server(tls=made) as port:
-        status = connect(port, host, made / "ca.crt")
+        version = connect(port, host, made / "ca.crt")
 
-    assert status == 200
+    assert version == "TLSv1.3"
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "127.0.0.2"])
@@ -89,11 +85,6 @@ def test_another_authority_is_refused_although_it_has_the_same_name(tmp_path: Pa
 def test_the_server_certificate_cannot_sign_others(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "certificates")
 
-    text = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]
-    assert text(str(made / "server.crt"))["subjectAltName"] == (
-        ("IP Address", HOST),
-        ("DNS", "localhost"),
-    )
     constraints = load_certificate(made / "server.crt").extensions.get_extension_for_class(
         certificates.x509.BasicConstraints
     )
@@ -115,7 +106,7 @@ def test_renewal_keeps_authority_and_names_and_changes_the_key(tmp_path: Path) -
     assert facts(renewed).names == ["fedrc.example.org", HOST]
     assert key_fits(made / "server.key", renewed)
     with health_server(tls=made) as port:
-        assert connect(port, "fedrc.example.org", made / "ca.crt") == 200
+        assert connect(port, "fedrc.example.org", made / "ca.crt") == "TLSv1.3"
 
 
 def test_a_failed_renewal_leaves_the_old_key_whole(

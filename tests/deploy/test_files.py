@@ -217,9 +217,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, kind: str, key: str, wanted: s
         ("count-noise", float("inf"), "count-noise = inf: expected a number from 0"),
     ],
 )
-def test_a_value_out_of_range_is_refused(
-    tmp_path: Path, key: str, value: Any, said: str
-) -> None:
+def test_a_value_out_of_range_is_refused(tmp_path: Path, key: str, value: Any, said: str) -> None:
     assert refusal("node", tmp_path, {key: value}) == said
 
 
