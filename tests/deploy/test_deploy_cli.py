@@ -332,6 +332,7 @@ def test_run_refuses_before_anything_is_submitted(
 
 def test_run_does_not_go_over_an_earlier_one(tmp_path: Path, submission: Submission) -> None:
     (tmp_path / "outputs" / "first" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "outputs" / "first" / "checkpoints" / "round-000001.safetensors").touch()
 
     result = fedrc("run", superlink_yaml(tmp_path), "--name", "first")
 

@@ -203,9 +203,10 @@ def test_a_node_becomes_flowers_program_in_its_state(tmp_path: Path, execution: 
     shutil.copy(made / "ca.crt", tmp_path / "ca.crt")
     create_node_key(tmp_path / "node.key")
     with health_server(tls=made) as port:
-        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}"))
+        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}", threads=3))
 
-    ((program, command, _, directory),) = execution.calls
+    ((program, command, environment, directory),) = execution.calls
+    assert environment["OMP_NUM_THREADS"] == "3"
     assert Path(program).name == "flower-supernode"
     assert option(command, "--superlink") == f"{HOST}:{port}"
     assert directory == tmp_path / "state"

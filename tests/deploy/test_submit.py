@@ -29,6 +29,7 @@ def training(number: int) -> Step:
     def step(directory: Path) -> str:
         note(directory, event="round", round=number)
         (directory / "checkpoints").mkdir(exist_ok=True)
+        (directory / "checkpoints" / "round-000001.safetensors").touch()
         return "running"
 
     return step
@@ -202,7 +203,7 @@ def test_a_run_that_goes_well_is_submitted_once(
     assert control.submitted == [
         {"rounds": 2, "output-dir": str(file.outputs), "run-name": "first", "resume": False}
     ]
-    assert [event["event"] for event in events] == ["round"]
+    assert [event["event"] for event in events] == ["submitted", "round"]
 
 
 def test_a_run_is_the_operators_where_and_under_what_name(
@@ -245,7 +246,8 @@ def test_retries_come_to_an_end(
     assert not done.completed
     assert done.reason == "Flower reports finished:failed: it died"
     assert len(control.submitted) == 3
-    assert len(events) == 2, "the last failure is the result, not another retry"
+    retries = [event for event in events if event["event"] == "retry"]
+    assert len(retries) == 2, "the last failure is the result, not another retry"
 
 
 def test_without_retries_a_failure_is_final(
@@ -298,3 +300,34 @@ def test_the_connection_is_the_one_of_the_file(file: SuperLinkFile, tmp_path: Pa
     written = (tmp_path / "scratch" / "flwr" / "config.toml").read_text()
     assert f'address = "{file.address}"' in written
     assert f'root-certificates = "{tmp_path / "certificates" / "ca.crt"}"' in written
+
+
+def test_a_superlink_that_stays_away_is_given_up(
+    file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(submit, "PATIENCE_SECONDS", -1.0)
+    started(file, monkeypatch, [training(1), unanswered, completed])
+
+    done = run(file, {}, "first", lambda event: None, app=tmp_path)
+
+    assert not done.completed
+    assert "the SuperLink has not answered" in done.reason
+
+
+def test_a_retry_waits_for_a_superlink_that_is_being_restarted(
+    file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    control = started(file, monkeypatch, [killed], [training(1), completed])
+    real, refusals = control.run, iter([True, True])
+
+    def busy(app: Path, settings: Mapping[str, Any]) -> str:
+        if control.submitted and next(refusals, False):
+            raise RunError("connection refused")
+        return real(app, settings)
+
+    monkeypatch.setattr(control, "run", busy)
+
+    done = run(file, {}, "first", lambda event: None, retries=1, app=tmp_path)
+
+    assert done.completed, done.reason
+    assert len(control.submitted) == 2
