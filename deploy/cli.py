@@ -23,7 +23,7 @@ def add_commands(app: typer.Typer) -> None:
     """Hang the operator's commands into ``fedrc``."""
     app.add_typer(certs, name="certs")
     app.add_typer(node, name="node")
-    for command in (superlink, serverapp, supernode, doctor, run):
+    for command in (superlink, serverapp, supernode, doctor, run, stop):
         app.command()(command)
 
 
@@ -180,6 +180,7 @@ def run(
     """Run the app on a real federation, and say how it really ended."""
     from deploy.files import read_superlink_file
     from deploy.submit import run as submit
+    from fedrc_flwr.checkpoint import has_checkpoint
     from fedrc_flwr.cli import resumed_settings
     from fedrc_flwr.report.log import Event
     from fedrc_flwr.report.terminal import Terminal, summary_lines
@@ -202,17 +203,33 @@ def run(
             or f"{config.scenario}-{config.algorithm}-seed{config.seed}-"
             + time.strftime("%Y%m%d-%H%M%S")
         )
-        if not resume and (server.outputs / run_name / "checkpoints").is_dir():
+        if not resume and has_checkpoint(server.outputs / run_name):
             raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
+        if config.scenario.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                f"scenario = {config.scenario!r}: the nodes do not have this file; name a "
+                "ready-made scenario, and give the file's keys with --set"
+            )
+        run_id = ""
         with Terminal(config.rounds) as terminal:
 
             def show(event: Event) -> None:
+                nonlocal run_id
+                run_id = event.get("run_id", run_id)
                 if event.get("event") == "retry":
                     line = f"attempt {event['attempt']} failed, trying again: {event['reason']}"
                     terminal.console.print(line, soft_wrap=True, markup=False)
                 terminal.show(event)
 
-            done = submit(server, given, run_name, show, retries)
+            try:
+                done = submit(server, given, run_name, show, retries)
+            except KeyboardInterrupt:
+                typer.echo(
+                    f"fedrc: no longer watching; the run goes on. To stop it: "
+                    f"fedrc stop {file} {run_id}",
+                    err=True,
+                )
+                raise typer.Exit(FAILED) from None
         if not done.completed:
             typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
             typer.echo(f"to go on: fedrc run {file} --name {run_name} --resume", err=True)
@@ -221,6 +238,13 @@ def run(
             typer.echo(line)
 
     _guard(work)
+
+
+def stop(
+    file: ServerFile, run_id: Annotated[str, typer.Argument(help="As `fedrc run` printed it.")]
+) -> None:
+    """Stop a run; what it had reached can be resumed."""
+    _answer(file, lambda control: control.stop(run_id))
 
 
 def _answer(file: Path, call: Callable[..., dict[str, object]]) -> None:

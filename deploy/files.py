@@ -89,6 +89,7 @@ class NodeFile:
     device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     count_noise : standard deviation xi of the noise on this node's label counts; None: the run's
     state : directory of the client's state
+    threads : cores that this node may use; None: all. Several nodes on one machine: share them out
     listen : where the node talks to its own client processes; keep it on loopback
     health : where the gRPC health protocol is answered; keep it on loopback
     insecure : plain text and no key, for trials on one machine
@@ -104,6 +105,7 @@ class NodeFile:
     key: Path | None = None
     device: str = "auto"
     count_noise: float | None = None
+    threads: int | None = None
     listen: Address = Address("127.0.0.1", 9094)
     health: Address | None = None
     insecure: bool = False
@@ -144,6 +146,8 @@ def read_node_file(path: Path) -> NodeFile:
         raise ConfigError(f"{path}: partition = {file.partition}: expected a number from 0")
     if file.count_noise is not None and not 0 <= file.count_noise < math.inf:
         raise ConfigError(f"{path}: count-noise = {file.count_noise}: expected a number from 0")
+    if file.threads is not None and file.threads < 1:
+        raise ConfigError(f"{path}: threads = {file.threads}: expected a number from 1")
     _demand_security(path, file.insecure, {"ca": file.ca, "key": file.key})
     return file
 

@@ -15,6 +15,7 @@ from typing import Any
 from fedrc_flwr.errors import ConfigError, RunError
 
 CONNECTION = "fedrc"
+CALL_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ class Control:
         runs = self._call("list", CONNECTION, "--run-id", run_id).get("runs") or [{}]
         return str(runs[0].get("status", ""))
 
-    def stop(self, run_id: str) -> None:
+    def stop(self, run_id: str) -> dict[str, Any]:
         """Stop a run."""
-        self._call("stop", run_id, CONNECTION)
+        return self._call("stop", run_id, CONNECTION)
 
     def nodes(self) -> list[dict[str, Any]]:
         """The registered nodes, as Flower lists them."""
@@ -176,10 +177,15 @@ class Control:
         return {"success": False, "error-message": (done.stderr or done.stdout).strip()[-2000:]}
 
     def _execute(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program("flwr"), *arguments], env=self._environment, cwd=self._directory,
-            capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        command = [program("flwr"), *arguments]
+        try:
+            return subprocess.run(
+                command, env=self._environment, cwd=self._directory, capture_output=True,
+                stdin=subprocess.DEVNULL, text=True, timeout=CALL_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            problem = f"flwr {arguments[0]} did not end within {CALL_SECONDS} seconds"
+            return subprocess.CompletedProcess(command, 1, "", problem)
 
 
 def toml(value: Any) -> str:

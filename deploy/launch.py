@@ -50,7 +50,8 @@ def launch_supernode(path: Path) -> None:
     """Check node.yaml and run the SuperNode in this process."""
     file = read_node_file(path)
     demand(check_node(file))
-    _become(supernode_command(file), cwd=file.state)
+    threads = {} if file.threads is None else {"OMP_NUM_THREADS": str(file.threads)}
+    _become(supernode_command(file), cwd=file.state, **threads)
 
 
 def superlink_command(file: SuperLinkFile) -> list[str]:
@@ -100,8 +101,8 @@ def demand(findings: Iterable[Finding]) -> None:
         raise ConfigError("not started: " + "; ".join(errors))
 
 
-def _become(command: list[str], cwd: Path | None = None) -> None:
+def _become(command: list[str], cwd: Path | None = None, **settings: str) -> None:
     """Replace this process: signals and exit codes are Flower's own from here on."""
     if cwd is not None:
         os.chdir(cwd)
-    os.execve(command[0], command, flower.environment())
+    os.execve(command[0], command, {**flower.environment(), **settings})

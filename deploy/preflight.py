@@ -77,6 +77,9 @@ def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
             f"`fedrc certs renew {file.certificates} {all_names}`",
         )
     yield check_private(tls.key)
+    authority_key = tls.ca.with_name(certificates.CA_KEY)
+    if authority_key.exists():  # better kept elsewhere
+        yield check_private(authority_key)
 
 
 def check_secret(file: SuperLinkFile) -> Iterator[Finding]:

@@ -11,10 +11,13 @@ from typing import Any
 
 from deploy import flower
 from deploy.files import SuperLinkFile
+from fedrc_flwr.checkpoint import has_checkpoint
+from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json
 from fedrc_flwr.simulation import find_app
 
 STATUS_SECONDS = 15.0
+PATIENCE_SECONDS = 300.0  # for a SuperLink that is being restarted
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,31 @@ def run(
         control = connect(file, Path(scratch))
         source = app or find_app(Path(scratch))
         for attempt in range(retries + 1):
-            resumable = (directory / "checkpoints").is_dir()
-            resume = bool(settings.get("resume")) or (attempt > 0 and resumable)
+            resume = bool(settings.get("resume")) or (attempt > 0 and has_checkpoint(directory))
             (directory / SUMMARY).unlink(missing_ok=True)
-            run_id = control.run(source, {**settings, "resume": resume})
+            patience = PATIENCE_SECONDS if attempt else 0.0
+            run_id = _hand_in(control, source, {**settings, "resume": resume}, patience)
+            on_event({"event": "submitted", "run_id": run_id})
             reason = follow(control, run_id, directory, on_event)
             if not reason:
                 return Submitted(True, directory, read_json(directory / SUMMARY), "")
             if attempt < retries:
                 on_event({"event": "retry", "attempt": attempt + 1, "reason": reason})
         return Submitted(False, directory, read_json(directory / SUMMARY), reason)
+
+
+def _hand_in(
+    control: flower.Control, source: Path, settings: Mapping[str, Any], patience: float
+) -> str:
+    """Submit; a SuperLink that is just being restarted is asked again."""
+    ends = time.monotonic() + patience
+    while True:
+        try:
+            return control.run(source, settings)
+        except RunError:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(5.0)
 
 
 def connect(file: SuperLinkFile, scratch: Path) -> flower.Control:
@@ -69,7 +87,7 @@ def follow(
 ) -> str:
     """Pass the run's metrics on until it has ended; returns why it failed, or nothing."""
     tail = MetricsTail(directory / METRICS)
-    asked = time.monotonic()
+    asked = answered = time.monotonic()
     while True:
         for event in tail.read():
             on_event(event)
@@ -79,6 +97,10 @@ def follow(
             status = control.status(run_id)
             if status.startswith("finished"):
                 break
+            if status:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > PATIENCE_SECONDS:
+                return f"the SuperLink has not answered for {PATIENCE_SECONDS:.0f} seconds"
         time.sleep(0.5)
     for event in tail.read():
         on_event(event)

@@ -22,6 +22,7 @@ from fedrc_flwr.errors import CheckpointError
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
 SCHEMA = 1
+CHECKPOINTS = "checkpoints"  # their directory within a run's
 #: States that a client keeps: enough for a server that goes back to an older checkpoint.
 KEPT_STATES = 4
 Arrays = dict[str, np.ndarray]
@@ -65,6 +66,11 @@ def latest_checkpoint(directory: Path) -> tuple[Checkpoint, list[str]]:
     raise CheckpointError(
         f"no readable checkpoint in {directory}" + "".join(f"; {problem}" for problem in problems)
     )
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether a run's directory holds anything to resume from."""
+    return any(_newest_first(run / CHECKPOINTS))
 
 
 def save_client_state(directory: Path, state: ClientState) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from deploy.cli import add_commands
+from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
 
@@ -121,7 +122,7 @@ def simulate(
         raise typer.Exit(MISUSED) from None
     if not outcome.completed:
         typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
-        if (directory / "checkpoints").is_dir():
+        if has_checkpoint(directory):
             typer.echo(f"to go on: fedrc simulate --output {directory} --resume", err=True)
         raise typer.Exit(FAILED)
     for line in summary_lines(outcome.summary, directory.resolve()):

@@ -96,7 +96,16 @@ def find_app(scratch: Path) -> Path:
     target = scratch / "app"
     shutil.copytree(package / "app", target)
     for name in ("fedrc_flwr", "server_app", "client_app"):
-        shutil.copytree(package.parent / name, target / name)
+        shutil.copytree(
+            package.parent / name,
+            target / name,
+            ignore=shutil.ignore_patterns("__pycache__", "app"),
+        )
+    # What it leaves out of the bundle is not here, and Flower refuses a pattern without a match.
+    project = target / "pyproject.toml"
+    lines = project.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith("fab-exclude")]
+    project.write_text("\n".join(kept) + "\n", encoding="utf-8")
     return target
 
 

@@ -15,7 +15,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from fedrc_flwr.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    has_checkpoint,
+    latest_checkpoint,
+    save_checkpoint,
+)
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
@@ -30,7 +36,6 @@ from server_app.enrolment import Roster
 from server_app.strategy import FedRC
 
 app = ServerApp()
-CHECKPOINTS = "checkpoints"
 
 
 @app.main()
@@ -61,7 +66,7 @@ class Run:
     def __init__(self, config: RunConfig, directory: Path, grid: Grid) -> None:
         self.config = config
         self.directory = directory
-        if not config.resume and (directory / CHECKPOINTS).exists():
+        if not config.resume and has_checkpoint(directory):
             raise ConfigError(
                 f"{directory} holds a run already: choose another run-name, or set resume = true"
             )

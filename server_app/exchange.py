@@ -62,9 +62,10 @@ def exchange(
         identities = list(under_way)
         for start in range(0, len(identities), PULL_AT_ONCE):
             for reply in grid.pull_messages(identities[start : start + PULL_AT_ONCE]):
-                arrived = True
-                name = under_way.pop(reply.metadata.reply_to_message_id)
-                yield Answer(name, reply)
+                identity = reply.metadata.reply_to_message_id
+                if identity in under_way:  # a reply that comes twice counts once
+                    arrived = True
+                    yield Answer(under_way.pop(identity), reply)
         if time.monotonic() >= ends:
             yield from (Answer(name, None) for name in under_way.values())
             yield from (Answer(name, None) for name, _ in queue)

@@ -60,6 +60,7 @@ def finished_run(directory: Path, **settings: Any) -> Path:
     """A run's directory as the server app leaves it."""
     write_json(directory / "config.json", load_config(settings).to_dict())
     (directory / "checkpoints").mkdir()
+    (directory / "checkpoints" / "round-000001.safetensors").touch()
     return directory
 
 

@@ -60,7 +60,9 @@ class Part:
     def __init__(self, folder: Path, name: str, arguments: list[str], mark: str) -> None:
         self.log_path = folder / f"{name}.log"
         self._arguments = arguments
-        self._environment = {**os.environ, MARK: mark, "FEDRC_TEST_PART": name}
+        # Several nodes share this machine's cores: one thread each.
+        threads = {"OMP_NUM_THREADS": "1"}
+        self._environment = {**os.environ, **threads, MARK: mark, "FEDRC_TEST_PART": name}
         self.name = name
         self.process: subprocess.Popen[bytes] | None = None
 

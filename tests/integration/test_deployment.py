@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def test_strangers_are_refused_and_seen_while_the_run_goes_on(federation: Federa
 
 def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: Federation) -> None:
     victim = federation.nodes["client-1"]
-    run = federation.run("node-killed", *flags(rounds=5, local_epochs=200))
+    run = federation.run("node-killed", *flags(rounds=5, local_epochs=60))
     federation.wait_for_round("node-killed", 2)
     wait_until(lambda: bool(federation.processes("flwr-clientapp", "client-1")), "client-1 at work")
 
@@ -181,6 +182,22 @@ def test_a_superlink_killed_and_restarted_loses_nothing(
     assert federation.finish(run) == 0, run.log()
     assert all(not e["failed"] for e in federation.rounds("superlink-killed"))
     assert_same_models(state_of(simulated), state_of(federation.outputs / "superlink-killed"), 1e-5)
+
+
+def test_a_superlink_that_comes_back_late_gets_the_run_resumed(
+    federation: Federation, simulated: Path
+) -> None:
+    run = federation.run("superlink-late", *flags(), retries=2)
+    federation.wait_for_round("superlink-late", 2)
+
+    federation.superlink.kill()
+    time.sleep(100)  # longer than the heartbeats of nodes and ServerApp last
+    federation.superlink.start()
+    federation.wait_for_superlink()
+
+    assert federation.finish(run, seconds=900) == 0, run.log()
+    assert [e["round"] for e in federation.rounds("superlink-late")] == [1, 2, 3, 4]
+    assert_same_models(state_of(simulated), state_of(federation.outputs / "superlink-late"), 1e-5)
 
 
 def test_the_doctor_finds_both_sides_well_and_says_what_is_not(federation: Federation) -> None:

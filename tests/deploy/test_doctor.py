@@ -1,0 +1,295 @@
+"""Health of a side that runs: gRPC and HTTP health, nodes, the last round."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from loopback import (
+    HOST,
+    free_port,
+    health_server,
+    http_date,
+    make_certificates,
+    node_file,
+    superlink_file,
+)
+
+from deploy import doctor
+from deploy.certificates import create_node_key
+from deploy.doctor import (
+    examine_node,
+    examine_superlink,
+    grpc_health,
+    http_health,
+    last_round,
+    list_nodes,
+)
+from deploy.files import Address
+from deploy.preflight import ERROR, OK, WARNING, Finding
+from fedrc_flwr.errors import RunError
+from fedrc_flwr.report.log import MetricsLog
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@contextmanager
+def grpc_server(status: int | None) -> Iterator[Address]:
+    """A gRPC server with the health protocol, or without where status is None."""
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    if status is not None:
+        servicer = health.HealthServicer()
+        servicer.set("", status)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = Address(HOST, server.add_insecure_port(f"{HOST}:0"))
+    server.start()
+    try:
+        yield address
+    finally:
+        server.stop(None).wait()
+
+
+class Control:
+    """Knows nodes, or does not answer."""
+
+    def __init__(self, nodes: list[dict[str, Any]] | None) -> None:
+        self._nodes = nodes
+
+    def nodes(self) -> list[dict[str, Any]]:
+        if self._nodes is None:
+            raise RunError("the nodes cannot be listed: nobody there")
+        return self._nodes
+
+
+def know(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]] | None) -> None:
+    monkeypatch.setattr(doctor, "connect", lambda file, scratch: Control(nodes))
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "word"),
+    [
+        (SERVING, OK, "SERVING"),
+        (NOT_SERVING, ERROR, "NOT_SERVING"),
+        (None, ERROR, "UNIMPLEMENTED"),
+    ],
+)
+def test_grpc_health(status: int | None, level: str, word: str) -> None:
+    with grpc_server(status) as address:
+        finding = grpc_health(address, "SuperLink")
+
+    assert finding == Finding(level, f"SuperLink's gRPC health at {address}: {word}")
+
+
+def test_grpc_health_of_nobody() -> None:
+    address = Address(HOST, free_port())
+
+    finding = grpc_health(address, "SuperNode")
+
+    assert finding == Finding(ERROR, f"SuperNode's gRPC health at {address}: UNAVAILABLE")
+
+
+def test_grpc_health_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://{HOST}:{free_port()}")
+
+    with grpc_server(SERVING) as address:
+        finding = grpc_health(address, "SuperLink")
+
+    assert finding.level == OK
+
+
+@pytest.mark.parametrize(("status", "level"), [(200, OK), (503, ERROR)])
+def test_http_health(status: int, level: str) -> None:
+    with health_server(status=status) as port:
+        finding = http_health(Address(HOST, port))
+
+    assert finding == Finding(level, f"{HOST}:{port}/health answers {status}")
+
+
+def test_http_health_of_nobody() -> None:
+    address = Address(HOST, free_port())
+
+    finding = http_health(address)
+
+    assert finding.level == ERROR
+    assert f"{address}/health does not answer" in finding.text
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_nodes_are_counted_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    know(
+        monkeypatch,
+        [{"node-id": "11", "status": "online"}, {"node-id": "22", "status": "offline"}],
+    )
+
+    findings = list(list_nodes(superlink_file(tmp_path)))
+
+    assert findings == [
+        Finding(OK, "2 nodes registered, 1 online"),
+        Finding(OK, "  node 11: online"),
+        Finding(OK, "  node 22: offline"),
+    ]
+
+
+@pytest.mark.parametrize("nodes", [[], [{"node-id": "1", "status": "offline"}]])
+def test_nobody_online_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]]
+) -> None:
+    know(monkeypatch, nodes)
+
+    first = next(iter(list_nodes(superlink_file(tmp_path))))
+
+    assert first == Finding(WARNING, f"{len(nodes)} nodes registered, 0 online")
+
+
+# --- the last round ------------------------------------------------------------------------------
+
+
+def a_run(outputs: Path, name: str, minutes_ago: float, *events: dict[str, Any]) -> None:
+    log = MetricsLog(outputs / name)
+    for event in events:
+        log.append(event)
+    then = time.time() - minutes_ago * 60
+    os.utime(outputs / name / "metrics.jsonl", (then, then))
+
+
+def rounds(last: int) -> list[dict[str, Any]]:
+    return [{"event": "round", "round": number} for number in range(1, last + 1)]
+
+
+END = {"event": "end", "status": "completed"}
+
+
+def test_no_run_yet(tmp_path: Path) -> None:
+    assert last_round(tmp_path) == Finding(OK, f"no run yet in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (rounds(3), "under way: round 3"),
+        ([*rounds(4), END], "ended: round 4"),
+        ([*rounds(4), END, {"event": "round", "round": 5}], "under way: round 5"),
+        ([END], "ended: round 0"),
+    ],
+)
+def test_the_last_round_and_its_age(
+    tmp_path: Path, events: list[dict[str, Any]], expected: str
+) -> None:
+    a_run(tmp_path, "first", 90, *events)
+
+    assert last_round(tmp_path) == Finding(OK, f"run first {expected}, 90.0 minutes ago")
+
+
+def test_of_several_runs_the_latest_counts(tmp_path: Path) -> None:
+    a_run(tmp_path, "z-old", 500, *rounds(9))
+    a_run(tmp_path, "a-new", 10, *rounds(2))
+
+    assert "run a-new under way: round 2, 10.0 minutes ago" in last_round(tmp_path).text
+
+
+def test_a_torn_line_is_not_stumbled_over(tmp_path: Path) -> None:
+    a_run(tmp_path, "first", 0, *rounds(2))
+    with open(tmp_path / "first" / "metrics.jsonl", "a") as file:
+        file.write('{"event": "rou')
+
+    assert "under way: round 2" in last_round(tmp_path).text
+
+
+# --- both sides as a whole -----------------------------------------------------------------------
+
+
+def test_a_server_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    know(monkeypatch, [{"node-id": "11", "status": "online"}])
+
+    with health_server(tls=made, date=http_date()) as port, grpc_server(SERVING) as address:
+        file = superlink_file(
+            tmp_path, address=f"{HOST}:{port}", listen=f"{HOST}:{port}", health=str(address)
+        )
+        findings = list(examine_superlink(file))
+
+    texts = [finding.text for finding in findings]
+    assert {finding.level for finding in findings} == {OK}
+    assert f"the SuperLink at {HOST}:{port} answers" in texts
+    assert "clocks agree" in texts
+    assert f"SuperLink's gRPC health at {address}: SERVING" in texts
+    assert "1 nodes registered, 1 online" in texts
+    assert texts[-1] == f"no run yet in {tmp_path / 'outputs'}"
+
+
+def test_a_server_that_is_away_is_not_asked_for_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(tmp_path / "certificates")
+    know(monkeypatch, [{"node-id": "11", "status": "online"}])
+
+    findings = list(examine_superlink(superlink_file(tmp_path)))
+
+    assert any(f.level == ERROR and "does not answer" in f.text for f in findings)
+    assert not any("registered" in finding.text for finding in findings)
+
+
+def test_nodes_that_cannot_be_listed_are_an_error_not_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    know(monkeypatch, None)
+
+    with health_server(tls=made) as port:
+        findings = list(examine_superlink(superlink_file(tmp_path, address=f"{HOST}:{port}")))
+
+    assert Finding(ERROR, "the nodes cannot be listed: nobody there") in findings
+    assert findings[-1].text.startswith("no run yet"), "the examination goes on"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    made = make_certificates(tmp_path / "certificates")
+    create_node_key(tmp_path / "site" / "node.key")
+    shutil.copy(made / "ca.crt", tmp_path / "site" / "ca.crt")
+    return tmp_path / "site"
+
+
+def test_a_node_that_is_well(site: Path, tmp_path: Path) -> None:
+    with (
+        health_server(tls=tmp_path / "certificates", date=http_date()) as superlink,
+        health_server() as own,
+        grpc_server(SERVING) as address,
+    ):
+        file = node_file(
+            site, superlink=f"{HOST}:{superlink}", listen=f"{HOST}:{own}", health=str(address)
+        )
+        findings = list(examine_node(file))
+
+    texts = [finding.text for finding in findings]
+    assert {finding.level for finding in findings} == {OK}
+    assert f"{HOST}:{own}/health answers 200" in texts
+    assert f"SuperNode's gRPC health at {address}: SERVING" in texts
+
+
+def test_a_node_that_does_not_run(site: Path, tmp_path: Path) -> None:
+    with health_server(tls=tmp_path / "certificates") as superlink:
+        file = node_file(site, superlink=f"{HOST}:{superlink}")
+        findings = list(examine_node(file))
+
+    assert findings[-1] == Finding(
+        WARNING, f"nothing listens on {file.listen}: the node is not running"
+    )

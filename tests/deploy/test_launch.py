@@ -1,0 +1,277 @@
+"""Starting: checks first, then Flower's program with the right flags in this very process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import (
+    HOST,
+    free_port,
+    health_server,
+    make_certificates,
+    node_file,
+    node_yaml,
+    superlink_file,
+    superlink_yaml,
+    taken_port,
+)
+
+from deploy.certificates import create_node_key
+from deploy.launch import (
+    demand,
+    ensure_secret,
+    launch_serverapp,
+    launch_superlink,
+    launch_supernode,
+    serverapp_command,
+    superlink_command,
+    supernode_command,
+)
+from deploy.preflight import ERROR, OK, WARNING, Finding
+from fedrc_flwr.errors import ConfigError
+
+
+class Execution:
+    """Takes the place of os.execve."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[str], dict[str, str], Path]] = []
+
+    def __call__(self, path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        self.calls.append((path, arguments, environment, Path.cwd()))
+
+
+@pytest.fixture
+def execution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Execution:
+    """No program is started; the working directory is put back afterwards."""
+    execution = Execution()
+    monkeypatch.setattr(os, "execve", execution)
+    monkeypatch.chdir(tmp_path)
+    return execution
+
+
+def option(command: list[str], name: str) -> str:
+    """The value that follows a flag that is given once."""
+    assert command.count(name) == 1, command
+    return command[command.index(name) + 1]
+
+
+# --- demand --------------------------------------------------------------------------------------
+
+
+def test_warnings_are_printed_and_do_not_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    demand([Finding(OK, "fine"), Finding(WARNING, "soon")])
+
+    assert capsys.readouterr().out == "warning soon\n"
+
+
+def test_errors_are_all_printed_and_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [Finding(ERROR, "one"), Finding(OK, "fine"), Finding(ERROR, "two")]
+
+    with pytest.raises(ConfigError, match="not started: one; two"):
+        demand(findings)
+
+    assert capsys.readouterr().out == "error   one\nerror   two\n"
+
+
+# --- the secret ----------------------------------------------------------------------------------
+
+
+def test_the_secret_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "executor.secret"
+    before = os.umask(0)
+    try:
+        ensure_secret(path)
+    finally:
+        os.umask(before)
+    first = path.read_bytes()
+
+    ensure_secret(path)
+
+    assert path.read_bytes() == first
+    assert len(bytes.fromhex(first.decode())) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_two_servers_have_different_secrets(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        ensure_secret(tmp_path / name)
+
+    assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_the_superlink_has_tls_and_authentication_by_default(tmp_path: Path) -> None:
+    file = superlink_file(tmp_path, listen="0.0.0.0:8000", health="127.0.0.1:8001")
+
+    command = superlink_command(file)
+
+    assert Path(command[0]).name == "flower-superlink"
+    assert option(command, "--ssl-ca-certfile") == str(tmp_path / "certificates" / "ca.crt")
+    assert option(command, "--ssl-certfile") == str(tmp_path / "certificates" / "server.crt")
+    assert option(command, "--ssl-keyfile") == str(tmp_path / "certificates" / "server.key")
+    assert "--enable-supernode-auth" in command
+    assert "--insecure" not in command
+    assert (option(command, "--host"), option(command, "--port")) == ("0.0.0.0", "8000")
+    assert option(command, "--isolation") == "process"
+    assert option(command, "--database") == str(tmp_path / "state" / "superlink.db")
+    assert option(command, "--superexec-auth-secret-file") == str(file.secret)
+    assert option(command, "--health-server-address") == "127.0.0.1:8001"
+
+
+def test_the_executor_trusts_the_authority_and_shares_the_secret(tmp_path: Path) -> None:
+    file = superlink_file(tmp_path, address="fedrc.example.org:8000")
+
+    command = serverapp_command(file)
+
+    assert Path(command[0]).name == "flower-superexec"
+    assert option(command, "--root-certificates") == str(tmp_path / "certificates" / "ca.crt")
+    assert option(command, "--runtime-api-address") == "fedrc.example.org:8000"
+    assert option(command, "--superexec-auth-secret-file") == str(file.secret)
+    assert "--insecure" not in command
+
+
+def test_a_node_has_tls_and_its_key_by_default(tmp_path: Path) -> None:
+    file = node_file(tmp_path, superlink="fedrc.example.org:8000", listen="127.0.0.1:9094")
+
+    command = supernode_command(file)
+
+    assert Path(command[0]).name == "flower-supernode"
+    assert option(command, "--superlink") == "fedrc.example.org:8000"
+    assert option(command, "--root-certificates") == str(tmp_path / "ca.crt")
+    assert option(command, "--auth-supernode-private-key") == str(tmp_path / "node.key")
+    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "9094")
+    assert 'name="hospital-a"' in option(command, "--node-config")
+    assert "--insecure" not in command
+    assert "--health-server-address" not in command
+
+
+def test_plain_text_only_when_asked_for(tmp_path: Path) -> None:
+    server = superlink_file(tmp_path, certificates=None, insecure=True)
+    node = node_file(tmp_path, ca=None, key=None, insecure=True)
+
+    commands = [superlink_command(server), serverapp_command(server), supernode_command(node)]
+
+    for command in commands:
+        assert command.count("--insecure") == 1
+        assert not [part for part in command if part.startswith(("--ssl", "--root", "--auth"))]
+        assert "--enable-supernode-auth" not in command
+
+
+# --- starting ------------------------------------------------------------------------------------
+
+
+def test_the_superlink_becomes_flowers_program(tmp_path: Path, execution: Execution) -> None:
+    make_certificates(tmp_path / "certificates")
+    path = superlink_yaml(tmp_path)
+
+    launch_superlink(path)
+
+    ((program, command, environment, _),) = execution.calls
+    assert Path(program).name == "flower-superlink"
+    assert program == command[0]
+    assert os.access(program, os.X_OK)
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    secret = Path(option(command, "--superexec-auth-secret-file"))
+    assert secret.exists()
+    assert secret.read_text() not in " ".join(command)
+
+
+def test_the_executor_becomes_flowers_program_among_the_outputs(
+    tmp_path: Path, execution: Execution
+) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    with health_server(tls=made) as port:
+        launch_serverapp(superlink_yaml(tmp_path, address=f"{HOST}:{port}"))
+
+    ((program, command, _, directory),) = execution.calls
+    assert Path(program).name == "flower-superexec"
+    assert option(command, "--runtime-api-address") == f"{HOST}:{port}"
+    assert directory == tmp_path / "outputs"
+
+
+def test_a_node_becomes_flowers_program_in_its_state(tmp_path: Path, execution: Execution) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    shutil.copy(made / "ca.crt", tmp_path / "ca.crt")
+    create_node_key(tmp_path / "node.key")
+    with health_server(tls=made) as port:
+        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}", threads=3))
+
+    ((program, command, environment, directory),) = execution.calls
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert Path(program).name == "flower-supernode"
+    assert option(command, "--superlink") == f"{HOST}:{port}"
+    assert directory == tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("launch", "write", "changes", "reason"),
+    [
+        (launch_superlink, superlink_yaml, {}, "ca.crt"),
+        (launch_serverapp, superlink_yaml, {}, "ca.crt"),
+        (launch_serverapp, superlink_yaml, {"certificates": None, "insecure": True}, "not answer"),
+        (launch_supernode, node_yaml, {}, "node.key"),
+        (launch_supernode, node_yaml, {"ca": None, "key": None, "insecure": True}, "not answer"),
+    ],
+)
+def test_nothing_starts_after_a_failed_check(
+    tmp_path: Path,
+    execution: Execution,
+    launch: Callable[[Path], None],
+    write: Callable[..., Path],
+    changes: dict[str, Any],
+    reason: str,
+) -> None:
+    path = write(tmp_path, **changes)
+
+    with pytest.raises(ConfigError, match="not started: ") as caught:
+        launch(path)
+
+    assert reason in str(caught.value)
+    assert execution.calls == []
+    assert not (tmp_path / "state" / "executor.secret").exists()
+
+
+def test_a_superlink_does_not_start_on_a_port_in_use(tmp_path: Path, execution: Execution) -> None:
+    make_certificates(tmp_path / "certificates")
+    with taken_port() as port, pytest.raises(ConfigError, match="cannot listen"):
+        launch_superlink(superlink_yaml(tmp_path, listen=f"{HOST}:{port}"))
+
+    assert execution.calls == []
+
+
+def test_neither_half_of_the_server_starts_with_a_secret_that_others_can_read(
+    tmp_path: Path, execution: Execution
+) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "executor.secret").write_text("hush")
+    (tmp_path / "state" / "executor.secret").chmod(0o644)
+
+    with health_server(tls=made) as port:
+        path = superlink_yaml(tmp_path, address=f"{HOST}:{port}", listen=f"{HOST}:{free_port()}")
+        for launch in (launch_superlink, launch_serverapp):
+            with pytest.raises(ConfigError, match=r"executor\.secret can be read by others"):
+                launch(path)
+
+    assert execution.calls == []
+
+
+def test_an_executor_without_a_place_for_results_does_not_start(
+    tmp_path: Path, execution: Execution
+) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    (tmp_path / "outputs").write_text("a file in the way")
+
+    with health_server(tls=made) as port, pytest.raises(ConfigError, match="outputs directory"):
+        launch_serverapp(superlink_yaml(tmp_path, address=f"{HOST}:{port}"))
+
+    assert execution.calls == []

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from grid import InMemoryGrid
+
+from server_app.exchange import Answer, exchange
+
+
+def messages(nodes: list[int]) -> list[tuple[str, Message]]:
+    content = RecordDict({"enrol": ConfigRecord({"schema": 1})})
+    return [(f"node-{n}", Message(content, n, "query.enrol", ttl=10)) for n in nodes]
+
+
+def names(answers: list[Answer], replied: bool) -> set[str]:
+    return {a.name for a in answers if (a.reply is not None) == replied}
+
+
+def test_every_message_is_answered_once_whatever_the_window() -> None:
+    for window in (0, 1, 3, 100):
+        grid = InMemoryGrid(7, {"clients": 7})
+
+        answers = list(exchange(grid, messages(list(range(100, 107))), window, deadline=5))  # type: ignore[arg-type]
+
+        assert len(answers) == 7
+        assert names(answers, replied=True) == {f"node-{n}" for n in range(100, 107)}
+        assert grid.most_under_way <= (window or 32)
+
+
+def test_the_silent_are_answered_for_at_the_deadline_and_the_unsent_too() -> None:
+    grid = InMemoryGrid(5, {"clients": 5})
+    grid.behaviours = {n: lambda message, answer: None for n in (100, 101)}
+
+    answers = list(exchange(grid, messages(list(range(100, 105))), 2, deadline=0.1))  # type: ignore[arg-type]
+
+    # Two silent ones fill the window, so the other three are never sent.
+    assert names(answers, replied=False) == {f"node-{n}" for n in range(100, 105)}
+    assert [node for node, _ in grid.sent] == [100, 101]
+
+
+def test_a_reply_after_the_deadline_is_never_looked_at() -> None:
+    grid = InMemoryGrid(2, {"clients": 2})
+    held: list[Any] = []
+
+    def hold(message: Message, answer: Any) -> None:
+        held.append((message, answer()))
+
+    grid.behaviours[100] = hold
+    first = list(exchange(grid, messages([100, 101]), 0, deadline=0.1))  # type: ignore[arg-type]
+    message, late = held[0]
+    late.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
+    grid._replies[message.metadata.message_id] = late
+    grid.behaviours.clear()
+
+    second = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
+
+    assert names(first, replied=False) == {"node-100"}
+    assert all(a.reply is not late for a in second)
+    assert names(second, replied=True) == {"node-100", "node-101"}
+
+
+def test_a_message_that_cannot_be_pushed_counts_as_unanswered() -> None:
+    class Full(InMemoryGrid):
+        def push_messages(self, messages: Any) -> list[str]:
+            return []
+
+    grid = Full(1, {"clients": 1})
+
+    answers = list(exchange(grid, messages([100]), 0, deadline=5))  # type: ignore[arg-type]
+
+    assert answers == [Answer("node-100", None)]
+
+
+def test_a_reply_that_comes_twice_counts_once() -> None:
+    class Stutters(InMemoryGrid):
+        def pull_messages(self, message_ids: Any) -> list[Message]:
+            return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
+
+    grid = Stutters(2, {"clients": 2})
+
+    answers = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
+
+    assert len(answers) == 2
