@@ -27,7 +27,7 @@ SMALL = {
     "adaptive": False,
     "merge": False,
     "evaluate-every": 1,
-    "round-deadline": 0.2,
+    "round-deadline": 60.0,
 }
 NODES = 8  # five training clients, three observers
 
@@ -118,7 +118,8 @@ def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
     fault: str, tmp_path: Path
 ) -> None:
     behaviour, reason = FAULTS[fault]
-    run, grid = make_run(tmp_path)
+    deadline = {"round-deadline": 2.0} if fault == "silent" else {}
+    run, grid = make_run(tmp_path, **deadline)
     grid.behaviours[102] = on_training(behaviour)
     # What the state must look like: the same run, with client-2 taking part in nothing but
     # evaluation.
