@@ -80,6 +80,8 @@ def test_being_stopped_stops_everything_and_says_how_to_go_on(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_for(lambda: len(rounds(output)) >= 2, process)
 
