@@ -206,6 +206,7 @@ def test_a_run_that_fails_exits_with_an_error_and_the_reason(tmp_path: Path) -> 
     assert json.loads((output / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_a_tenth_of_the_replies_failing_at_random_changes_no_cluster(tmp_path: Path) -> None:
     app = misbehaving_app(tmp_path, RANDOM_FAULTS)
     settings = {"rounds": 30, "clusters": 3, "annealing-rounds": 10, "evaluate-every": 30}
