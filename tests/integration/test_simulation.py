@@ -86,13 +86,18 @@ def test_being_stopped_stops_everything_and_says_how_to_go_on(
     wait_for(lambda: len(rounds(output)) >= 2, process)
 
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    try:
+        _, errors = process.communicate(timeout=120)
+    finally:
+        left = marked(mark)
+        for one in left:
+            one.kill()
 
     assert process.returncode == 1
     assert "stopped by the user" in errors
     assert "--resume" in errors
     assert json.loads((output / "summary.json").read_text())["status"] == "stopped"
-    assert marked(mark) == []
+    assert left == []
 
 
 def test_a_server_app_killed_in_mid_round_resumes_to_the_same_models(tmp_path: Path) -> None:
