@@ -526,3 +526,28 @@ def test_decorrelation_agrees_with_a_loop_over_pairs_of_features(seed):
 def test_decorrelation_of_constant_features_is_finite():
     # A dead unit has no spread to divide by.
     assert float(decorrelation(torch.ones(4, 3))) == 0.0
+
+
+def test_mixed_precision_computes_in_bfloat16_and_keeps_parameters_in_float32():
+    # Prepare: the same networks with and without it
+    def bank(mixed):
+        torch.manual_seed(0)
+        model = SplitModel(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 3))
+        return ModelBank([model], torch.device("cpu"), mixed_precision=mixed)
+
+    exact, mixed = bank(False), bank(True)
+    inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(16) % 3
+    settings = LocalSettings(epochs=1, batch_size=8, learning_rate=0.1)
+
+    # Execute
+    one = log_probabilities(exact, inputs, 1)
+    other = log_probabilities(mixed, inputs, 1)
+    deltas = train(mixed, inputs, labels, np.ones((16, 1)), [0], settings, np.random.default_rng(0))
+
+    # Assert: near, but not the same; what travels is float32
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+    assert mixed.units[0].vector.dtype == torch.float32
+    assert deltas.clusters[0].dtype == np.float32
+    assert np.abs(deltas.clusters[0]).max() > 0

@@ -768,3 +768,15 @@ def test_training_never_reads_the_ground_truth(algorithm):
             scrambled.client_states[name].mixture_weights,
         )
     assert honest.evaluate() == scrambled.evaluate()
+
+
+def test_the_keys_of_the_adam_variant_reach_it():
+    # Prepare: one sample, two clusters, a large epsilon that makes the step small
+    keys = {"adam-step": 0.5, "adam-beta1": 0.0, "adam-beta2": 0.0, "adam-epsilon": 4.0}
+    algorithm = build_algorithm(load_config({"e-step": "adam", "clusters": 2, **keys}))
+
+    # Execute
+    settings = algorithm._adam()
+
+    # Assert
+    assert (settings.step, settings.beta1, settings.beta2, settings.epsilon) == (0.5, 0, 0, 4.0)

@@ -299,6 +299,31 @@ def test_a_node_that_comes_back_under_its_name_goes_on_with_its_weights(tmp_path
     assert rounds_of(tmp_path / "unlike")[2]["started_afresh"] == ["client-1"]
 
 
+def test_as_many_checkpoints_are_kept_as_the_run_says(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, **{"keep-checkpoints": 2, "rounds": 4})
+
+    run.go()
+
+    kept = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["round-000003", "round-000004"]
+
+
+def test_a_deployment_waits_for_its_clients_no_longer_than_it_was_told(tmp_path: Path) -> None:
+    class Remote(InMemoryGrid):
+        """Not a simulation: nodes may still come."""
+
+    given = {**SMALL, "output-dir": str(tmp_path), "run-name": "run", "enrolment-timeout": 2.5}
+    grid = Remote(2, given)
+    looks = []
+    real = grid.get_node_ids
+    grid.get_node_ids = lambda: looks.append(1) or real()  # type: ignore[method-assign, func-returns-value]
+
+    with pytest.raises(RunError, match="2 of 5 training clients"):
+        Run(load_config(given), tmp_path / "run", grid).go()  # type: ignore[arg-type]
+
+    assert len(looks) > 1
+
+
 def test_replies_are_folded_in_a_window_at_a_time(tmp_path: Path) -> None:
     run, grid = make_run(tmp_path, **{"window": 2, "rounds": 1})
 
