@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from fedrc_flwr.errors import WireError
 
 Vector = NDArray[np.float32]
+#: Part of every fingerprint: how the tensors lie in the vector.
+LAYOUT = "channels-last"
 
 
 class FlatModule:
     """A module whose parameters and floating-point buffers are views of one vector.
 
     Parameters come first, so that ``gradient`` lines up with the vector's head. Integer buffers
-    (BatchNorm's counter) stay where they are: they never travel and are never averaged.
+    (BatchNorm's counter) stay where they are: they never travel and are never averaged. The kernels
+    of convolutions lie channels-last, which their forward and backward passes are quicker with.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -27,7 +30,7 @@ class FlatModule:
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = [(name, tensor.detach()) for name, tensor in parameters + buffers]
         self.vector = (
-            torch.cat([tensor.reshape(-1) for _, tensor in entries])
+            torch.cat([_flat(tensor) for _, tensor in entries])
             if entries
             else torch.zeros(0, device=device)
         )
@@ -36,11 +39,11 @@ class FlatModule:
         views = torch.split(self.vector, [tensor.numel() for _, tensor in entries])
         gradients = torch.split(self.gradient, [p.numel() for _, p in parameters])
         for (_, parameter), view, gradient in zip(parameters, views, gradients, strict=False):
-            parameter.data = view.view_as(parameter)
-            parameter.grad = gradient.view_as(parameter)
+            parameter.data = _shaped(view, parameter)
+            parameter.grad = _shaped(gradient, parameter)
         for (name, buffer), view in zip(buffers, views[len(parameters) :], strict=True):
             owner, _, attribute = name.rpartition(".")
-            module.get_submodule(owner)._buffers[attribute] = view.view_as(buffer)
+            module.get_submodule(owner)._buffers[attribute] = _shaped(view, buffer)
 
     @property
     def trainable(self) -> Tensor:
@@ -60,7 +63,7 @@ def fingerprint(module: nn.Module, shared_body: bool) -> str:
     """A short name of a network's layout; two sides with the same one can exchange vectors."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
-    return hashlib.sha256(repr((shapes, shared_body)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((LAYOUT, shapes, shared_body)).encode()).hexdigest()[:16]
 
 
 def to_vector(module: nn.Module) -> Vector:
@@ -68,4 +71,17 @@ def to_vector(module: nn.Module) -> Vector:
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     if not tensors:
         return np.zeros(0, dtype=np.float32)
-    return torch.cat([t.detach().float().reshape(-1) for t in tensors]).cpu().numpy()
+    return torch.cat([_flat(t.detach().float()) for t in tensors]).cpu().numpy()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A tensor's numbers in the order in which they lie in the vector."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
+
+
+def _shaped(view: Tensor, like: Tensor) -> Tensor:
+    """A part of the vector in the shape of a tensor, without a copy."""
+    if like.dim() != 4:
+        return view.view_as(like)
+    outputs, inputs, height, width = like.shape
+    return view.view(outputs, height, width, inputs).permute(0, 3, 1, 2)

@@ -31,6 +31,7 @@ class LocalSettings:
     weight_decay: float = 0.0
     prox_mu: float = 0.0
     decorr_beta: float = 0.0
+    skip_below: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,35 +154,28 @@ def train(
         return Deltas({}, None)
     bank.train_mode(True)
     weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
-    modules = {k: bank.units[k] for k in active}
-    trained = [*modules.values(), *([] if bank.body is None else [bank.body])]
+    trained = [bank.units[k] for k in active] + ([] if bank.body is None else [bank.body])
     starts = [module.vector.clone() for module in trained]
     velocities = [torch.zeros_like(module.gradient) for module in trained]
+    # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
+    # no part in a cluster must not pull at it.
+    parts = [float(responsibilities[:, k].mean()) for k in active]
+    parts += [] if bank.body is None else [1.0]
+    kept = _kept(bank, responsibilities, settings)
     for batch in _batches(len(labels), settings, rng, bank.batch_norm):
         if bank.batch_norm:
             bank.batch_statistics(len(batch) > 1)
-        rows = torch.from_numpy(batch).to(bank.device)
-        batch_inputs, batch_labels, batch_weights = inputs[rows], labels[rows], weights[rows]
         for module in trained:
             module.gradient.zero_()
-        with bank.precision():
-            outputs = bank.features_and_logits(batch_inputs, active)
-            if bank.body is None:
-                for k, (features, logits) in zip(active, outputs, strict=True):
-                    objective = _objective(
-                        features, logits, batch_labels, batch_weights[:, k], settings
-                    )
-                    torch.autograd.backward(objective)
-            else:
-                terms = [
-                    _objective(features, logits, batch_labels, batch_weights[:, k], settings)
-                    for k, (features, logits) in zip(active, outputs, strict=True)
-                ]
-                torch.autograd.backward(torch.stack(terms).sum())
-        # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
-        # no part in a cluster must not pull at it.
-        parts = [float(responsibilities[:, k].mean()) for k in active]
-        parts += [] if bank.body is None else [1.0]
+        if kept is None:
+            rows = torch.from_numpy(batch).to(bank.device)
+            _backward_together(bank, inputs[rows], labels[rows], weights[rows], active, settings)
+        else:
+            for k in active:
+                rows = torch.from_numpy(batch[kept[batch, k]]).to(bank.device)
+                if len(rows):
+                    share = weights[rows, k] * (len(rows) / len(batch))
+                    _backward(bank, inputs[rows], labels[rows], share, k, settings)
         for module, start, velocity, part in zip(trained, starts, velocities, parts, strict=True):
             _sgd_step(module, start, velocity, part, settings)
     changed = [
@@ -189,6 +183,58 @@ def train(
     ]
     body = changed.pop() if bank.body is not None else None
     return Deltas(dict(zip(active, changed, strict=True)), body)
+
+
+def _kept(
+    bank: ModelBank, responsibilities: Floats, settings: LocalSettings
+) -> NDArray[np.bool_] | None:
+    """Which samples each cluster is trained on, (N, K); None for all of every batch.
+
+    A pair of sample and cluster below the threshold adds next to nothing to the gradient, and once
+    the clusters have formed most pairs are such. Where samples of a batch bear on each other
+    (BatchNorm, FedDecorr) or go through one shared body anyway, none is left out.
+    """
+    together = bank.batch_norm or bank.body is not None or settings.decorr_beta > 0
+    if together or settings.skip_below == 0:
+        return None
+    return responsibilities >= settings.skip_below
+
+
+def _backward(
+    bank: ModelBank,
+    inputs: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    k: int,
+    settings: LocalSettings,
+) -> None:
+    """Add the gradient of one cluster's objective to its module's."""
+    with bank.precision():
+        for features, logits in bank.features_and_logits(inputs, [k]):
+            objective = _objective(features, logits, labels, weights, settings)
+    torch.autograd.backward(objective)
+
+
+def _backward_together(
+    bank: ModelBank,
+    inputs: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    active: list[int],
+    settings: LocalSettings,
+) -> None:
+    """Add the gradients of all active clusters; a shared body takes part in one pass for all."""
+    if bank.body is None:
+        for k in active:
+            _backward(bank, inputs, labels, weights[:, k], k, settings)
+        return
+    with bank.precision():
+        outputs = bank.features_and_logits(inputs, active)
+        terms = [
+            _objective(features, logits, labels, weights[:, k], settings)
+            for k, (features, logits) in zip(active, outputs, strict=True)
+        ]
+    torch.autograd.backward(torch.stack(terms).sum())
 
 
 def _batches(

@@ -305,4 +305,5 @@ def local_settings(config: RunConfig) -> LocalSettings:
         weight_decay=config.weight_decay,
         prox_mu=config.prox_mu,
         decorr_beta=config.decorr_beta,
+        skip_below=config.skip_below,
     )

@@ -25,14 +25,15 @@ def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
         raise ConfigError(
             f"model = 'cnn': images of {height} x {width} are too small, expected 4 x 4 or more"
         )
+    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify.
     body = nn.Sequential(
         nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
         nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), 2048),
         nn.ReLU(),
