@@ -217,9 +217,9 @@ class RunConfig:
         low=0.0,
     )
     skip_below: float = key(
-        1e-6,
-        "A cluster whose responsibilities on a client are all below this "
-        "is neither trained nor sent there; 0: never skipped.",
+        1e-3,
+        "Samples whose responsibility for a cluster is below this are left out "
+        "of its training, and a cluster without any is not sent; 0: none.",
         low=0.0,
         high=0.1,
     )
