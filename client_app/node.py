@@ -25,11 +25,12 @@ from fedrc_flwr.checkpoint import (
     save_client_state,
     unpack_client,
 )
-from fedrc_flwr.config import RunConfig, Scalar
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import TRAIN, ClientData, node_client, scenario_of
 from fedrc_flwr.data.scenario import node_config as data_config
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.keys import Scalar
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
 from fedrc_flwr.training import ModelBank

@@ -25,6 +25,7 @@ SCHEMA = 1
 CHECKPOINTS = "checkpoints"  # their directory within a run's
 #: States that a client keeps: enough for a server that goes back to an older checkpoint.
 KEPT_STATES = 4
+VECTOR = "vector/"  # before the name of a network that a client keeps
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -114,7 +115,13 @@ def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
         arrays["responsibilities"] = state.moments.responsibilities
         arrays["first"] = state.moments.first
         arrays["second"] = state.moments.second
-    about = {"round": state.round, "clusters": list(state.clusters), "releases": state.releases}
+    arrays |= {f"{VECTOR}{name}": vector for name, vector in state.vectors.items()}
+    about = {
+        "round": state.round,
+        "clusters": list(state.clusters),
+        "releases": state.releases,
+        "numbers": state.numbers,
+    }
     return arrays, about
 
 
@@ -129,6 +136,12 @@ def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
         mixture_weights=arrays["mixture_weights"],
         moments=moments,
         releases=int(about["releases"]),
+        vectors={
+            name.removeprefix(VECTOR): array
+            for name, array in arrays.items()
+            if name.startswith(VECTOR)
+        },
+        numbers=dict(about.get("numbers", {})),
     )
 
 
@@ -191,6 +204,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "releases": record.releases,
                 "concept": record.concept,
                 "style": record.style,
+                "cluster": record.cluster,
             }
         )
     about = {
@@ -199,6 +213,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
         "merged": sorted(state.membership.merged.items()),
         "optimizer_steps": state.optimizer_steps,
         "quiet_rounds": state.quiet_rounds,
+        "numbers": state.numbers,
         "clients": clients,
         "config": checkpoint.config,
         "input_shape": list(checkpoint.input_shape),
@@ -232,6 +247,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any]) -> Checkpoint:
         optimizer=optimizer,
         optimizer_steps=int(about["optimizer_steps"]),
         quiet_rounds=int(about["quiet_rounds"]),
+        numbers=dict(about.get("numbers", {})),
     )
     return Checkpoint(
         state, about["config"], tuple(about["input_shape"]), int(about["classes"]), about["layout"]

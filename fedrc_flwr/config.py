@@ -9,39 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from fedrc_flwr.errors import ConfigError
-
-Scalar = bool | int | float | str
-MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
-#: Named mixes: shares of the concepts, and of each concept's clients that are corrupted.
-MIXES = {
-    "paper": ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2)),
-    "authors": ((0.4, 0.3, 0.3), (1 / 2, 1 / 3, 1 / 3)),
-}
-
-
-def key(
-    default: Scalar,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    choices: tuple[str, ...] = (),
-    group: str = "",
-) -> Any:
-    """A configuration key: its default, its documentation and what is allowed."""
-    metadata = {
-        "doc": doc,
-        "low": low,
-        "high": high,
-        "above": above,
-        "choices": choices,
-        "group": group,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+from fedrc_flwr.keys import ALGORITHMS, MIXES, Scalar, key, parse_shares
 
 
 @dataclass(frozen=True)
@@ -52,7 +22,7 @@ class RunConfig:
     scenario: str = key(
         "digits", "Name of a ready-made scenario, or path of a scenario file.", group="Run"
     )
-    algorithm: str = key("fedrc", "The algorithm.", choices=("fedrc", "fedem", "ifca", "fedavg"))
+    algorithm: str = key("fedrc", "The algorithm.", choices=ALGORITHMS)
     rounds: int = key(200, "Communication rounds.", low=1, high=100_000)
     seed: int = key(
         0,
@@ -224,9 +194,44 @@ class RunConfig:
         high=0.1,
     )
 
+    # --- other algorithms ------------------------------------------------------------------------
+    share_local_models: bool = key(
+        False,
+        "`local`: send the clients' own networks, so that observers are judged with their average.",
+        group="Other algorithms",
+    )
+    fedsoft_every: int = key(2, "`fedsoft`: rounds between two looks at the importances.", low=1)
+    fedsoft_floor: float = key(1e-4, "`fedsoft`: least importance of a cluster.", low=0.0, high=0.1)
+    fedsoft_lambda: float = key(
+        0.1, "`fedsoft`: strength of the pull towards the clusters' models.", low=0.0
+    )
+    pfedme_lambda: float = key(
+        15.0, "`pfedme`: how near the personal model stays to the global one.", above=0.0
+    )
+    pfedme_steps: int = key(5, "`pfedme`: steps of the inner solve.", low=1)
+    pfedme_rate: float = key(0.03, "`pfedme`: learning rate of the inner solve.", above=0.0)
+    apfl_alpha: float = key(
+        0.5, "`apfl`: the personal model's share at the start.", low=0.0, high=1.0
+    )
+    apfl_adaptive: bool = key(True, "`apfl`: let the share follow the loss.")
+    cfl_eps1: float = key(
+        0.4,
+        "`cfl`: a cluster is split when the norm of its mean update is below this, as a share of "
+        "the mean norm of the updates in the first round ...",
+        above=0.0,
+    )
+    cfl_eps2: float = key(
+        0.6, "... while the norm of one member's update is above this share of it ...", above=0.0
+    )
+    cfl_warmup: int = key(10, "... and this many rounds have passed.", low=0)
+
     # --- clustering ------------------------------------------------------------------------------
     clusters: int = key(
-        3, "Number of clusters K at the start.", low=1, high=1000, group="Clustering"
+        3,
+        "Number of clusters K at the start; `cfl`: how many there may be at most.",
+        low=1,
+        high=500,
+        group="Clustering",
     )
     clustering: str = key(
         "soft",
@@ -343,13 +348,13 @@ class RunConfig:
         """The concepts' shares of the training clients, summing to one."""
         if self.mix in MIXES:
             return MIXES[self.mix][0]
-        return _parse_shares("concept-shares", self.concept_shares, total=1.0)
+        return parse_shares("concept-shares", self.concept_shares, total=1.0)
 
     def corrupted(self) -> tuple[float, ...]:
         """Per concept, the share of its clients whose images are corrupted."""
         if self.mix in MIXES:
             return MIXES[self.mix][1]
-        return _parse_shares("corrupted-shares", self.corrupted_shares, total=None)
+        return parse_shares("corrupted-shares", self.corrupted_shares, total=None)
 
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one sample, where ``input-shape`` gives it."""
@@ -384,15 +389,3 @@ class RunConfig:
 def dashed(name: str) -> str:
     """The outside spelling of a field."""
     return name.replace("_", "-")
-
-
-def _parse_shares(name: str, text: str, total: float | None) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        shares = ()
-    if not shares or not all(0.0 <= share <= 1.0 for share in shares):
-        raise ConfigError(f"{name} = {text!r}: expected numbers from 0 to 1, separated by commas")
-    if total is not None and abs(sum(shares) - total) > 1e-6:
-        raise ConfigError(f"{name} = {text!r}: expected numbers that sum to {total:g}")
-    return shares

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from fedrc_flwr.config import MIXES, MODELS, RunConfig, Scalar, dashed
+from fedrc_flwr.config import RunConfig, dashed
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.keys import MIXES, MODELS, PERSONAL, SINGLE, Scalar
 from fedrc_flwr.plugins import is_reference
 
 AUTO = "auto"
@@ -175,7 +176,16 @@ def _check_together(config: RunConfig) -> None:
             f"skip-below = {config.skip_below}: expected less than 1 / clusters = "
             f"{1 / config.clusters:g}, or nobody would train"
         )
-    if config.algorithm == "fedavg" and config.clusters != 1:
+    if config.algorithm in (*PERSONAL, "cfl") and config.shared_body:
+        raise ConfigError(
+            f"shared-body = true: algorithm = {config.algorithm!r} trains whole networks"
+        )
+    if config.algorithm in ("fedsoft", "pfedme") and config.prox_mu > 0:
+        raise ConfigError(
+            f"prox-mu = {config.prox_mu}: algorithm = {config.algorithm!r} has a proximal term of "
+            "its own"
+        )
+    if config.algorithm in SINGLE and config.clusters != 1:
         object.__setattr__(config, "clusters", 1)
 
 

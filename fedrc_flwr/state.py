@@ -38,7 +38,8 @@ class ClientState:
     """A client's mixture weights after a round, by cluster id, and the Adam variant's memory.
 
     ``releases`` counts the noisy statistics sent so far: the client alone knows of those that never
-    arrived.
+    arrived. ``vectors`` and ``numbers`` are what some algorithms keep on the client besides: a
+    network of its own, or how much of it to use.
     """
 
     round: int
@@ -46,6 +47,8 @@ class ClientState:
     mixture_weights: Floats
     moments: AdamMoments | None = None
     releases: int = 0
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def start(cls, clusters: tuple[int, ...]) -> ClientState:
@@ -78,6 +81,7 @@ class ClientRecord:
 
     Parameters
     ----------
+    cluster : id of the cluster that the server put this client into, where the algorithm does so
     label_counts : (K, C), the latest report, or None before the first
     cross_losses : (K, K), the latest sums of responsibility times loss, or None
     """
@@ -90,6 +94,7 @@ class ClientRecord:
     releases: int = 0
     concept: int = -1
     style: str = ""
+    cluster: int = -1
 
     def mixture_weights(self) -> Floats | None:
         """Each cluster's share of this client's samples, as far as its counts tell."""
@@ -108,6 +113,7 @@ class ServerState:
     body : the shared feature extractor, if any
     optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body
     quiet_rounds : rounds in a row in which the weights hardly moved
+    numbers : what an algorithm remembers besides
     """
 
     round: int
@@ -118,6 +124,7 @@ class ServerState:
     optimizer: dict[str, dict[int, Floats]] = field(default_factory=dict)
     optimizer_steps: int = 0
     quiet_rounds: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)
 
     @property
     def clusters(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,6 +183,38 @@ def train(
     ]
     body = changed.pop() if bank.body is not None else None
     return Deltas(dict(zip(active, changed, strict=True)), body)
+
+
+def batch_gradients(
+    bank: ModelBank,
+    inputs: Tensor,
+    labels: Tensor,
+    settings: LocalSettings,
+    rng: np.random.Generator,
+) -> Iterator[Callable[[], None]]:
+    """For each batch, a function that puts the gradient of the first network into its vector.
+
+    For algorithms with steps of their own; the loss is the batch's mean, with weight decay and
+    FedDecorr where configured.
+    """
+    bank.train_mode(True)
+    network = bank.units[0]
+    for batch in _batches(len(labels), settings, rng, bank.batch_norm):
+        rows = torch.from_numpy(batch).to(bank.device)
+        batch_inputs, batch_labels = inputs[rows], labels[rows]
+        everything = torch.ones(len(rows), device=bank.device)
+
+        def gradient(
+            inputs: Tensor = batch_inputs, labels: Tensor = batch_labels, ones: Tensor = everything
+        ) -> None:
+            if bank.batch_norm:
+                bank.batch_statistics(len(labels) > 1)
+            network.gradient.zero_()
+            _backward(bank, inputs, labels, ones, 0, settings)
+            if settings.weight_decay > 0:
+                network.gradient.add_(network.trainable, alpha=settings.weight_decay)
+
+        yield gradient
 
 
 def _kept(

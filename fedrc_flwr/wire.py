@@ -65,6 +65,12 @@ def encode_broadcast(broadcast: Broadcast, layout: str) -> RecordDict:
     )
 
 
+def addressed(content: RecordDict, assigned: int) -> RecordDict:
+    """A broadcast for one client, which is told its cluster; the arrays are shared."""
+    config = ConfigRecord({**content.config_records["broadcast"], "assigned": assigned})
+    return RecordDict({**content, "broadcast": config})
+
+
 def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
     """The inverse of ``encode_broadcast``; refuses another schema or another network."""
     config = _checked_config(content, "broadcast")
@@ -83,6 +89,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         body=models[body].numpy() if body in models else None,
         label_prior=content.array_records["statistics"]["label-prior"].numpy(),
         exponent=float(str(config["exponent"])),
+        assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
 
 

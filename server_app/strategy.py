@@ -228,8 +228,9 @@ class FedRC(Strategy):
         def stream() -> Iterator[Message]:
             for name in names:
                 self._traffic.down += size
+                assigned = self.algorithm.assigned(self.state, name)
                 yield Message(
-                    content,
+                    content if assigned < 0 else wire.addressed(content, assigned),
                     self.roster.node(name),
                     kind,
                     ttl=self.config.round_deadline + TTL_GRACE,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import ClientRuntime, Reply, RoundReport
+from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, Reply, RoundReport
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import ClientData, Scenario
 from fedrc_flwr.models import build_model
@@ -76,7 +76,9 @@ class Federation:
             if client.role != "train" or (names is not None and client.name not in names):
                 continue
             state = self.client_states.get(client.name) or ClientState.start(self.state.clusters)
-            reply, state = self.algorithm.train(broadcast, state, self.runtime(client, number))
+            reply, state = self.algorithm.train(
+                self.addressed(broadcast, client), state, self.runtime(client, number)
+            )
             self.client_states[client.name] = state
             self.replies[client.name] = reply
             self.algorithm.receive(self.state, result, client.name, reply)
@@ -84,11 +86,14 @@ class Federation:
         self.train_loss = np.mean([m["loss"] for m in result.metrics.values()])
         return report
 
+    def addressed(self, broadcast: Broadcast, client: ClientData) -> Broadcast:
+        return replace(broadcast, assigned=self.algorithm.assigned(self.state, client.name))
+
     def evaluate(self) -> dict[str, dict[str, float]]:
         broadcast = self.algorithm.broadcast(self.state, self.state.round, self.scenario.classes)
         return {
             c.name: self.algorithm.evaluate(
-                broadcast, self.client_states.get(c.name), self.runtime(c, 0)
+                self.addressed(broadcast, c), self.client_states.get(c.name), self.runtime(c, 0)
             )
             for c in self.clients
         }

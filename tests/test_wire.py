@@ -130,6 +130,16 @@ def test_broadcast_arrives_as_it_was_sent(body: bool, merged: dict[int, int]) ->
     assert_same(arrived, sent)
 
 
+def test_an_addressed_broadcast_tells_one_client_its_cluster_and_shares_the_arrays() -> None:
+    content = wire.encode_broadcast(make_broadcast(False, {}), "layout")
+
+    addressed = wire.addressed(content, 7)
+
+    assert wire.decode_broadcast(travel(addressed), "layout").assigned == 7
+    assert wire.decode_broadcast(travel(content), "layout").assigned == -1
+    assert addressed["models"] is content["models"]
+
+
 @pytest.mark.parametrize("body", [True, False])
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize("positions", [(), (0,), (1,), (0, 1)])

@@ -39,6 +39,7 @@ class Broadcast:
     body: Vector | None
     label_prior: Floats
     exponent: float
+    assigned: int = -1  # id of the cluster that the server put the client into, where it does so
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class RoundResult:
     sums: UpdateSums
     records: dict[str, ClientRecord] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    updates: dict[str, Vector] = field(default_factory=dict)  # by client, where they are compared
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,12 @@ class ClusteredAlgorithm:
     # --- the part in which algorithms differ -----------------------------------------------------
 
     def expectation(
-        self, losses: Floats, labels: Labels, broadcast: Broadcast, state: ClientState
+        self,
+        losses: Floats,
+        labels: Labels,
+        broadcast: Broadcast,
+        state: ClientState,
+        rng: np.random.Generator,
     ) -> tuple[Floats, ClientState]:
         """Responsibilities (N, K) for the M-step and the counts, and the client's next state."""
         raise NotImplementedError
@@ -119,38 +126,56 @@ class ClusteredAlgorithm:
         """Mixture weights of a client that never trained, from its labelled samples."""
         raise NotImplementedError
 
+    def maximisation(
+        self,
+        broadcast: Broadcast,
+        state: ClientState,
+        client: ClientRuntime,
+        responsibilities: Floats,
+    ) -> tuple[dict[int, Vector], ClientState]:
+        """The updates to send, by position, and the client's next state.
+
+        The client's bank holds the broadcast's networks, or the client's own.
+        """
+        config = self.config
+        weights = responsibilities
+        if config.clustering == "hard-train":
+            weights = em.harden(responsibilities)
+        kept = range(responsibilities.shape[1])
+        active = [k for k in kept if 0 < weights[:, k].max() >= config.skip_below]
+        inputs, labels = client.tensors(client.fit)
+        deltas = train(
+            client.bank, inputs, labels, weights, active, local_settings(config), client.rng
+        )
+        updates = dict(deltas.clusters)
+        if deltas.body is not None:
+            updates[BODY] = deltas.body
+        return updates, state
+
+    def personal(self, broadcast: Broadcast, state: ClientState | None) -> Vector | None:
+        """The one network of its own that a client predicts with; None: the clusters' mixture."""
+        return None
+
     # --- client half -----------------------------------------------------------------------------
 
     def train(
         self, broadcast: Broadcast, state: ClientState, client: ClientRuntime
     ) -> tuple[Reply, ClientState]:
         """One round on one client: E-step, counts, local training."""
-        config, clusters = self.config, len(broadcast.membership.clusters)
         state = state.moved_to(broadcast.membership)
-        client.bank.load(broadcast.models, broadcast.body)
         inputs, labels = client.tensors(client.fit)
-        log_probs = log_probabilities(client.bank, inputs, clusters)
+        own = self.personal(broadcast, state)
+        if own is not None and len(broadcast.models) == 1:
+            client.bank.load([own], None)
+        else:
+            client.bank.load(broadcast.models, broadcast.body)
+        log_probs = log_probabilities(client.bank, inputs, len(broadcast.models))
         losses = losses_of(log_probs, labels)
-        responsibilities, state = self.expectation(losses, client.fit.labels, broadcast, state)
-        state = replace(state, round=broadcast.round)
-        weights_for_training = responsibilities
-        if config.clustering == "hard-train":
-            weights_for_training = em.harden(responsibilities)
-        active = [
-            k for k in range(clusters) if 0 < weights_for_training[:, k].max() >= config.skip_below
-        ]
-        deltas = train(
-            client.bank,
-            inputs,
-            labels,
-            weights_for_training,
-            active,
-            local_settings(config),
-            client.rng,
+        responsibilities, state = self.expectation(
+            losses, client.fit.labels, broadcast, state, client.rng
         )
-        updates = dict(deltas.clusters)
-        if deltas.body is not None:
-            updates[BODY] = deltas.body
+        state = replace(state, round=broadcast.round)
+        updates, state = self.maximisation(broadcast, state, client, responsibilities)
         counts, table, state = self._statistics(responsibilities, losses, client, state)
         metrics = {
             "loss": float((responsibilities * losses).sum(axis=1).mean()),
@@ -187,16 +212,21 @@ class ClusteredAlgorithm:
         self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
     ) -> dict[str, float]:
         """Accuracy and loss on the test part; without a state, weights come from the fit part."""
-        clusters = len(broadcast.membership.clusters)
         client.bank.load(broadcast.models, broadcast.body)
         if state is None:
             inputs, labels = client.tensors(client.fit)
-            losses = losses_of(log_probabilities(client.bank, inputs, clusters), labels)
+            losses = losses_of(
+                log_probabilities(client.bank, inputs, len(broadcast.models)), labels
+            )
             weights = self.assign(losses, client.fit.labels, broadcast)
         else:
             weights = state.moved_to(broadcast.membership).mixture_weights
-        metrics = self._judge(client, weights, "")
-        metrics["cluster"] = float(broadcast.membership.clusters[int(weights.argmax())])
+        cluster = float(broadcast.membership.clusters[int(weights.argmax())])
+        own = self.personal(broadcast, state)
+        if own is not None:
+            client.bank.load([own], None)
+            weights = np.ones(1)
+        metrics = self._judge(client, weights, "") | {"cluster": cluster}
         if self.config.fine_tune:
             self._fine_tune(client, weights)
             metrics |= self._judge(client, weights, "fine_tuned_")
@@ -257,6 +287,10 @@ class ClusteredAlgorithm:
             label_prior=state.label_prior(self.config.prior_floor, classes),
             exponent=self.exponent(round_number),
         )
+
+    def assigned(self, state: ServerState, name: str) -> int:
+        """Id of the cluster that a client is told to be in, or -1: it finds out by itself."""
+        return -1
 
     def begin_round(self) -> RoundResult:
         """An empty sum for the round's replies."""

@@ -17,7 +17,12 @@ class FedAvg(ClusteredAlgorithm):
     name = "fedavg"
 
     def expectation(
-        self, losses: Floats, labels: Labels, broadcast: Broadcast, state: ClientState
+        self,
+        losses: Floats,
+        labels: Labels,
+        broadcast: Broadcast,
+        state: ClientState,
+        rng: np.random.Generator,
     ) -> tuple[Floats, ClientState]:
         """All samples to the one model."""
         return np.ones_like(losses), replace(state, mixture_weights=np.ones(1))

@@ -24,7 +24,12 @@ class FedRC(ClusteredAlgorithm):
         return broadcast.label_prior
 
     def expectation(
-        self, losses: Floats, labels: Labels, broadcast: Broadcast, state: ClientState
+        self,
+        losses: Floats,
+        labels: Labels,
+        broadcast: Broadcast,
+        state: ClientState,
+        rng: np.random.Generator,
     ) -> tuple[Floats, ClientState]:
         """One E-step from the client's mixture weights, plain or by FedRC-Adam."""
         responsibilities = em.e_step(

@@ -18,7 +18,12 @@ class IFCA(ClusteredAlgorithm):
     absent_is_zero = False
 
     def expectation(
-        self, losses: Floats, labels: Labels, broadcast: Broadcast, state: ClientState
+        self,
+        losses: Floats,
+        labels: Labels,
+        broadcast: Broadcast,
+        state: ClientState,
+        rng: np.random.Generator,
     ) -> tuple[Floats, ClientState]:
         """All samples to the chosen cluster."""
         weights = self.assign(losses, labels, broadcast)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedrc_flwr.config import MODELS, RunConfig
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.keys import MODELS
 from fedrc_flwr.models.small import cnn, mlp
 from fedrc_flwr.models.split import SplitModel
 from fedrc_flwr.plugins import is_reference, load_function

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federation import Federation
 from flwr.app import Array, ArrayRecord, Message
 from grid import InMemoryGrid, broken_config
 
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.keys import ALGORITHMS
 from fedrc_flwr.report.log import read_events
 from server_app.app import Run
 
@@ -374,3 +376,50 @@ def test_flowers_own_loop_can_drive_the_strategy(tmp_path: Path) -> None:
     assert run.strategy.state.round == 1
     assert metrics is not None
     assert np.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_runs_over_messages_as_it_does_in_a_plain_loop(
+    tmp_path: Path, algorithm: str
+) -> None:
+    # Prepare: CFL splits its one cluster in the second round
+    settings = {"algorithm": algorithm, "cfl-warmup": 1, "cfl-eps1": 99.0, "cfl-eps2": 1e-9}
+    run, _ = make_run(tmp_path, **settings)
+    plain = Federation(load_config({**SMALL, **settings}))
+
+    # Execute
+    run.go()
+    for _ in range(3):
+        plain.round()
+
+    # Assert
+    assert run.strategy.state.clusters == plain.state.clusters
+    for cluster, vector in plain.state.models.items():
+        np.testing.assert_array_equal(run.strategy.state.models[cluster], vector)
+    expected = {name: m["accuracy"] for name, m in plain.evaluate().items()}
+    last = rounds_of(tmp_path)[-1]["clients"]
+    assert {name: m["accuracy"] for name, m in last.items()} == expected
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_resumes_to_the_same_models(tmp_path: Path, algorithm: str) -> None:
+    # Prepare: three rounds at once, and three with a new server and new nodes after the first
+    settings = {
+        "algorithm": algorithm, "cfl-warmup": 1, "cfl-eps1": 99.0, "cfl-eps2": 1e-9,
+        "fraction": 0.8, "server-optimizer": "momentum",
+    }  # fmt: skip
+    unbroken, _ = make_run(tmp_path / "a", **settings, **{"state-dir": str(tmp_path / "a/states")})
+    unbroken.go()
+    states = {"state-dir": str(tmp_path / "b/states")}
+    first, _ = make_run(tmp_path / "b", **{**settings, **states, "rounds": 1})
+    first.go()
+
+    # Execute
+    second, _ = make_run(tmp_path / "b", **settings, **states, resume=True)
+    second.go()
+
+    # Assert
+    for cluster, vector in unbroken.strategy.state.models.items():
+        np.testing.assert_allclose(second.strategy.state.models[cluster], vector, atol=1e-6)
+    final = [rounds_of(tmp_path / part)[-1]["clients"] for part in ("a", "b")]
+    assert final[0] == final[1]

@@ -1,0 +1,183 @@
+"""CFL (Sattler et al. 2020): clusters are split in two where the members' updates disagree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+
+from fedrc_flwr.algorithms.base import (
+    Broadcast,
+    ClientRuntime,
+    Reply,
+    RoundReport,
+    RoundResult,
+)
+from fedrc_flwr.algorithms.ifca import IFCA
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.layout import Vector
+from fedrc_flwr.models import SplitModel
+from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
+
+SCALE = "update-scale"
+
+
+class CFL(IFCA):
+    """One cluster at the start; the server says who belongs where; ``clusters`` is the limit.
+
+    The two thresholds are shares of the mean norm of the clients' updates in the first round, which
+    calibrates them to any network and learning rate. To compare updates the server holds those of
+    a round's clients at once: the one algorithm whose memory grows with them. A client that was not
+    there when its cluster was split, or comes for the first time, takes the cluster with the
+    smallest loss.
+    """
+
+    name = "cfl"
+
+    def __init__(self, config: RunConfig) -> None:
+        # Clusters grow here; what removes or merges them has no place.
+        super().__init__(replace(config, adaptive=False, merge=False))
+
+    # --- client half -----------------------------------------------------------------------------
+
+    def expectation(
+        self,
+        losses: Floats,
+        labels: Labels,
+        broadcast: Broadcast,
+        state: ClientState,
+        rng: np.random.Generator,
+    ) -> tuple[Floats, ClientState]:
+        """All samples to the cluster that the server named."""
+        if broadcast.assigned < 0:
+            return super().expectation(losses, labels, broadcast, state, rng)
+        weights = _alone(broadcast)
+        responsibilities = np.repeat(weights[None, :], len(losses), axis=0)
+        return responsibilities, replace(state, mixture_weights=weights)
+
+    def evaluate(
+        self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
+    ) -> dict[str, float]:
+        """A client that was put into a new cluster is judged there at once."""
+        if state is not None and broadcast.assigned >= 0:
+            clusters = broadcast.membership.clusters
+            state = replace(state, clusters=clusters, mixture_weights=_alone(broadcast))
+        return super().evaluate(broadcast, state, client)
+
+    # --- server half -----------------------------------------------------------------------------
+
+    def initial_state(self, models: list[SplitModel]) -> ServerState:
+        """Everybody begins with the same model."""
+        return super().initial_state(models[:1])
+
+    def assigned(self, state: ServerState, name: str) -> int:
+        """The cluster that a client was put into."""
+        record = state.clients.get(name)
+        return -1 if record is None else record.cluster
+
+    def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
+        """Keep the update until all are there."""
+        super().receive(state, result, name, replace(reply, deltas={}))
+        record, chosen = result.records[name], -1
+        for position, delta in reply.deltas.items():
+            chosen = state.clusters[position]
+            result.updates[name] = delta
+        result.records[name] = replace(record, cluster=chosen)
+
+    def end_round(
+        self, state: ServerState, result: RoundResult, round_number: int
+    ) -> tuple[ServerState, RoundReport]:
+        """Split where it is due, then average within each cluster."""
+        norms = {n: float(np.linalg.norm(u.astype(np.float64))) for n, u in result.updates.items()}
+        if SCALE not in state.numbers and norms:
+            scale = float(np.mean(list(norms.values())))
+            state = replace(state, numbers={**state.numbers, SCALE: scale})
+        for cluster in state.clusters:
+            members = sorted(n for n in norms if result.records[n].cluster == cluster)
+            if round_number > self.config.cfl_warmup and len(state.clusters) < self.config.clusters:
+                state = self._split_if_due(state, result, cluster, members, norms)
+        for name, update in result.updates.items():
+            record = result.records[name]
+            result.sums.add({record.cluster: update}, record.samples)
+        return super().end_round(state, result, round_number)
+
+    def _split_if_due(
+        self,
+        state: ServerState,
+        result: RoundResult,
+        cluster: int,
+        members: list[str],
+        norms: dict[str, float],
+    ) -> ServerState:
+        updates = [result.updates[name] for name in members]
+        samples = np.array([result.records[name].samples for name in members], dtype=np.float64)
+        limits = (self.config.cfl_eps1, self.config.cfl_eps2)
+        thresholds = [share * state.numbers.get(SCALE, 0.0) for share in limits]
+        if len(members) < 2 or not due(updates, samples, *thresholds):
+            return state
+        second = set(np.array(members)[bipartition(updates)].tolist())
+        new = max(state.clusters) + 1
+        for name in second:
+            result.records[name] = replace(result.records[name], cluster=new)
+        # Who was not there to be compared chooses anew.
+        absent = {
+            name: replace(record, cluster=-1)
+            for name, record in state.clients.items()
+            if record.cluster == cluster and name not in norms
+        }
+        clients = {
+            name: _with_room(record, name in second, state.clusters.index(cluster))
+            for name, record in {**state.clients, **absent}.items()
+        }
+        for name, record in result.records.items():
+            position = state.clusters.index(cluster)
+            result.records[name] = _with_room(record, name in second, position)
+        return replace(
+            state,
+            membership=Membership((*state.clusters, new), state.membership.merged),
+            models={**state.models, new: state.models[cluster]},
+            optimizer={
+                slot: {**vectors, **({new: vectors[cluster]} if cluster in vectors else {})}
+                for slot, vectors in state.optimizer.items()
+            },
+            clients=clients,
+        )
+
+
+def due(updates: list[Vector], samples: Floats, eps1: float, eps2: float) -> bool:
+    """Whether the cluster as a whole has come to rest while some member still pulls."""
+    mean = np.average(updates, axis=0, weights=samples)
+    largest = max(float(np.linalg.norm(update.astype(np.float64))) for update in updates)
+    return bool(np.linalg.norm(mean) < eps1 and largest > eps2)
+
+
+def bipartition(updates: list[Vector]) -> np.ndarray:
+    """Which clients leave, (n,): two groups by cosine similarity, complete linkage.
+
+    The group of the first client stays.
+    """
+    stacked = np.stack(updates).astype(np.float64)
+    lengths = np.linalg.norm(stacked, axis=1, keepdims=True)
+    directions = stacked / np.maximum(lengths, 1e-12)
+    distances = np.clip(1.0 - directions @ directions.T, 0.0, 2.0)
+    condensed = distances[np.triu_indices(len(updates), k=1)]
+    groups = fcluster(linkage(condensed, method="complete"), 2, criterion="maxclust")
+    return np.asarray(groups != groups[0])
+
+
+def _alone(broadcast: Broadcast) -> Floats:
+    """All weight on the cluster that the server named."""
+    return np.array([float(c == broadcast.assigned) for c in broadcast.membership.clusters])
+
+
+def _with_room(record: ClientRecord, moves: bool, position: int) -> ClientRecord:
+    """A record with a row for one more cluster, into which a client that moves takes its counts."""
+    if record.label_counts is None:
+        return record
+    row = np.zeros((1, record.label_counts.shape[1]))
+    counts = np.concatenate([record.label_counts, row])
+    if moves:
+        counts[[position, -1]] = counts[[-1, position]]
+    return replace(record, label_counts=counts)
