@@ -11,6 +11,7 @@ import typer
 
 from deploy.cli import add_commands
 from fedrc_flwr.checkpoint import has_checkpoint
+from fedrc_flwr.compare import cli as compare
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
 
@@ -163,6 +164,7 @@ def resumed_settings(directory: Path) -> dict[str, Any]:
     return {**given, "resume": True}
 
 
+compare.add_commands(app)
 add_commands(app)
 
 if __name__ == "__main__":

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import tiny_data
 
 from fedrc_flwr.data import images
+
+# How long an example takes is the machine's business.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Several algorithms on the same federation: planned, run one after the other, put into tables."""

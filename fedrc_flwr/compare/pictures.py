@@ -1,0 +1,79 @@
+"""A comparison's curves: accuracy over rounds, a line for each method, mean over its seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedrc_flwr.compare.plan import Comparison
+from fedrc_flwr.compare.results import Line, best_cell
+from fedrc_flwr.compare.runner import RUNS, finished
+from fedrc_flwr.report.contents import gather
+from fedrc_flwr.report.drawings import draw_figures
+from fedrc_flwr.report.log import METRICS, read_events
+
+SCOPES = (("local_accuracy", "local accuracy"), ("global_accuracy", "global accuracy"))
+
+
+def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
+    """``curves-<federation>.png`` and ``.svg`` for each column that has any run done."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    paths: list[Path] = []
+    for column in comparison.columns:
+        members = [line for line in table if line.column == column]
+        if not members:
+            continue
+        figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+        colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
+        for axes, (key, label) in zip(panels, SCOPES, strict=True):
+            for index, line in enumerate(members):
+                rounds, values = curve(directory, comparison, line, key)
+                style = "-" if index % 2 == 0 else "--"
+                axes.plot(rounds, values, style, color=colours[index % 20], label=line.row)
+            axes.set(xlabel="round", title=label, ylim=(0, 1))
+            axes.grid(alpha=0.3)
+        panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        figure.suptitle(column.replace("$", r"\$"))
+        stem = directory / f"curves-{_of_column(comparison, column)}"
+        for path in (stem.with_suffix(".png"), stem.with_suffix(".svg")):
+            figure.savefig(path, dpi=130)
+            paths.append(path)
+        pyplot.close(figure)
+    return paths
+
+
+def draw_clusters(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
+    """What is in which cluster, for the first seed of each line: ``clusters/<column>-<row>``."""
+    paths: list[Path] = []
+    for line in table:
+        cell = best_cell(comparison, line)
+        run = directory / RUNS / cell.folder
+        target = directory / "clusters" / "-".join(cell.folder.parts[:2])
+        if finished(directory, cell) and not target.exists():
+            draw_figures(gather(run), target)
+        if target.exists():
+            paths.append(target)
+    return paths
+
+
+def curve(
+    directory: Path, comparison: Comparison, line: Line, key: str
+) -> tuple[list[int], list[float]]:
+    """Rounds in which all of a line's runs were evaluated, and the mean over them."""
+    runs: list[dict[int, float]] = []
+    for cell in comparison.cells():
+        mine = (cell.row, cell.column, cell.rate) == (line.row, line.column, line.rate)
+        if mine and finished(directory, cell):
+            events = read_events(directory / RUNS / cell.folder / METRICS)
+            runs.append({e["round"]: e[key] for e in events if e.get(key) is not None})
+    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    return shared, [float(np.mean([run[number] for run in runs])) for number in shared]
+
+
+def _of_column(comparison: Comparison, column: str) -> str:
+    return next(c.folder.parts[0] for c in comparison.cells() if c.column == column)

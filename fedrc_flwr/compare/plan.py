@@ -1,0 +1,214 @@
+"""What a comparison consists of: rows (methods) by columns (federations) by seeds and rates."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.errors import ConfigError
+
+FOLDER = Path(__file__).resolve().parent.parent / "comparisons"
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    row: str
+    column: str
+    seed: int
+    rate: float | None
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """For progress lines."""
+        rate = "" if self.rate is None else f", learning rate {self.rate:g}"
+        return f"{self.column}: {self.row}, seed {self.seed}{rate}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its results lie within the comparison's."""
+        rate = "" if self.rate is None else f"-rate{self.rate:g}"
+        return Path(_slug(self.column)) / _slug(self.row) / f"seed{self.seed}{rate}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every method on every federation.
+
+    Parameters
+    ----------
+    rows : run-config keys of each method, by its name in the table
+    columns : run-config keys of each federation, by its name in the table
+    rates : learning rates that every method is tried with; empty: the scenario's own
+    settings : keys for all runs
+    scale : clients, data and rounds are this share of the whole
+    """
+
+    title: str
+    rows: dict[str, Settings]
+    columns: dict[str, Settings]
+    seeds: tuple[int, ...] = (0,)
+    rates: tuple[float, ...] = ()
+    settings: Settings = field(default_factory=dict)
+    scale: float = 1.0
+
+    def cells(self) -> Iterator[Cell]:
+        """All runs, a seed after the other, so that a table of one seed is there early."""
+        for seed in self.seeds:
+            for column in self.columns:
+                for row in self.rows:
+                    for rate in self.rates or (None,):
+                        yield Cell(row, column, seed, rate, self._settings(row, column, seed, rate))
+
+    def to_json(self) -> dict[str, Any]:
+        """To recognise the comparison by when it goes on."""
+        return {
+            "title": self.title,
+            "rows": self.rows,
+            "columns": self.columns,
+            "seeds": list(self.seeds),
+            "rates": list(self.rates),
+            "settings": self.settings,
+            "scale": self.scale,
+        }
+
+    def _settings(self, row: str, column: str, seed: int, rate: float | None) -> Settings:
+        settings = {**self.columns[column], **self.settings, **self.rows[row], "seed": seed}
+        if rate is not None:
+            settings["learning-rate"] = rate
+        return scaled(settings, self.scale)
+
+
+def scaled(settings: Settings, scale: float) -> Settings:
+    """The same federation with fewer clients of the same size, for fewer rounds."""
+    if scale == 1.0:
+        return settings
+    config = load_config(settings)
+    built = scenario_of(config)
+    concepts = len(config.shares())
+    shrunk = {
+        "rounds": _shrunk(config.rounds, scale, least=1),
+        "annealing-rounds": _shrunk(config.annealing_rounds, scale, least=0),
+        "cfl-warmup": _shrunk(config.cfl_warmup, scale, least=0),
+        "evaluate-every": _shrunk(config.evaluate_every, scale, least=1),
+    }
+    if not built.grouped:
+        size = config.samples_per_client
+        if not size and config.split != "dirichlet-by-class":
+            outline = built.outline(0)
+            size = outline.fit + outline.test
+        shrunk |= {
+            "clients": _shrunk(config.clients, scale, least=2 * concepts),
+            "samples-per-client": size,
+        }
+    return {**settings, **shrunk}
+
+
+def comparison_names() -> list[str]:
+    """The ready-made comparisons."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_comparison(name_or_path: str) -> Comparison:
+    """A ready-made comparison, or one from a file."""
+    given = Path(name_or_path)
+    path = given if given.suffix in (".yaml", ".yml") else FOLDER / f"{name_or_path}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{name_or_path!r}: no such comparison; ready-made ones are "
+            f"{', '.join(comparison_names())}, or give the path of a .yaml file"
+        ) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"comparison {path}: {error}") from None
+    return _parsed(content, path)
+
+
+def of_scenario(scenario: str, algorithms: Iterable[str]) -> Comparison:
+    """The given algorithms on one scenario."""
+    rows: dict[str, Settings] = {}
+    for name in algorithms:
+        rows[name] = {"algorithm": name}
+        if name == "local":
+            rows[name]["share-local-models"] = True  # or observers would judge an untrained model
+    column = {Path(scenario).stem: {"scenario": scenario}}
+    return Comparison(f"Comparison on {Path(scenario).stem}", rows, column)
+
+
+def check(comparison: Comparison) -> None:
+    """Refuse what cannot run before anything is started: keys, and data that is not there."""
+    if not 0 < comparison.scale <= 1:
+        raise ConfigError(f"scale = {comparison.scale:g}: expected a number above 0, at most 1")
+    if len(set(comparison.seeds)) < max(len(comparison.seeds), 1):
+        raise ConfigError(f"seeds = {list(comparison.seeds)}: expected different whole numbers")
+    if not comparison.rows or not comparison.columns:
+        raise ConfigError("a comparison needs at least one row and one column")
+    folders = [cell.folder for cell in comparison.cells()]
+    if len(set(folders)) < len(folders):
+        raise ConfigError("two rows or two columns have names that differ in punctuation alone")
+    for cell in comparison.cells():
+        load_config(cell.settings)
+    for column in comparison.columns:
+        for cell in comparison.cells():
+            if cell.column == column:
+                scenario_of(load_config(cell.settings)).client(0)
+                break
+
+
+def with_changes(
+    comparison: Comparison,
+    seeds: tuple[int, ...],
+    rates: tuple[float, ...],
+    settings: Settings,
+    scale: float | None,
+) -> Comparison:
+    """The same comparison with what the command line says."""
+    return replace(
+        comparison,
+        seeds=seeds or comparison.seeds,
+        rates=rates or comparison.rates,
+        settings={**comparison.settings, **settings},
+        scale=comparison.scale if scale is None else scale,
+    )
+
+
+def _parsed(content: Any, path: Path) -> Comparison:
+    known = {"title", "rows", "columns", "seeds", "learning-rates", "set", "scale"}
+    if not isinstance(content, dict) or not set(content) <= known:
+        raise ConfigError(f"comparison {path}: expected the keys {', '.join(sorted(known))}")
+    for name in ("rows", "columns"):
+        table = content.get(name)
+        if not isinstance(table, dict) or not all(isinstance(v, dict) for v in table.values()):
+            raise ConfigError(f"comparison {path}: {name}: expected names with run-config keys")
+    try:
+        return Comparison(
+            title=str(content.get("title", path.stem)),
+            rows={str(k): v for k, v in content["rows"].items()},
+            columns={str(k): v for k, v in content["columns"].items()},
+            seeds=tuple(int(seed) for seed in content.get("seeds", (0,))),
+            rates=tuple(float(rate) for rate in content.get("learning-rates", ())),
+            settings=dict(content.get("set", {})),
+            scale=float(content.get("scale", 1.0)),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"comparison {path}: {error}") from None
+
+
+def _shrunk(value: int, scale: float, least: int) -> int:
+    return min(value, max(math.ceil(value * scale), least))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

@@ -1,0 +1,272 @@
+"""Comparisons from start to table, their runs in this process instead of Flower's engine."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grid import InMemoryGrid
+from typer.testing import CliRunner
+
+from fedrc_flwr.cli import app
+from fedrc_flwr.compare import results, runner
+from fedrc_flwr.compare.plan import Comparison
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.report.log import METRICS, SUMMARY, MetricsLog, read_events, read_json, write_json
+from fedrc_flwr.simulation import Outcome
+from server_app.app import Run
+
+TINY = ["clients=3", "hidden=4", "rounds=4", "local-epochs=1", "evaluate-every=2",
+        "annealing-rounds=0", "adaptive=false", "merge=false", "clusters=2"]  # fmt: skip
+
+
+class Engine:
+    """Runs in this process; stops in a given round of a given run, as Ctrl-C would."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.stop_at: tuple[str, int] | None = None
+
+    def simulate(
+        self,
+        settings: dict[str, Any],
+        directory: Path,
+        on_event: Callable[[dict[str, Any]], None],
+        app: Path | None = None,
+        cpus: int | None = None,
+    ) -> Outcome:
+        run_name = "/".join(directory.parts[-3:])
+        self.started.append(run_name)
+        settings = {
+            **settings,
+            "output-dir": str(directory.parent),
+            "run-name": directory.name,
+            "state-dir": str(directory / "clients"),
+        }
+        run = Run(load_config(settings), directory, InMemoryGrid(6, settings))  # type: ignore[arg-type]
+        done = run.strategy.round_done
+
+        def round_done(state: Any, metrics: dict[str, Any]) -> None:
+            done(state, metrics)
+            on_event({"event": "round", "round": metrics["round"]})
+            if self.stop_at == (run_name, metrics["round"]):
+                raise KeyboardInterrupt
+
+        run.strategy.round_done = round_done
+        try:
+            run.go()
+        except KeyboardInterrupt:
+            write_json(directory / SUMMARY, {"status": "stopped"})
+            return Outcome(False, {"status": "stopped"}, "stopped by the user")
+        return Outcome(True, read_json(directory / SUMMARY), "")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(runner, "simulate", made.simulate)
+    return made
+
+
+def compare(output: Path, *extra: str) -> Any:
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    arguments = ["compare", "--scenario", "digits", "--algorithms", "fedavg,fedrc"]
+    arguments += ["--seeds", "0,1", *settings, "--output", str(output), *extra]
+    return CliRunner().invoke(app, arguments)
+
+
+def without_seconds(path: Path) -> list[list[str]]:
+    with open(path, newline="") as file:
+        return [row for row in csv.reader(file) if "s a round" not in row]
+
+
+def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same_table(
+    tmp_path: Path, engine: Engine
+) -> None:
+    # Prepare
+    unbroken = compare(tmp_path / "a")
+    assert unbroken.exit_code == 0, unbroken.output
+    engine.started.clear()
+    engine.stop_at = ("digits/fedrc/seed0", 3)
+
+    # Execute
+    stopped = compare(tmp_path / "b")
+    engine.stop_at = None
+    done_before = list(engine.started)
+    again = compare(tmp_path / "b")
+
+    # Assert: the run that was stopped goes on after its third round, and those after it follow
+    assert stopped.exit_code == 130
+    assert "goes on" in stopped.output
+    assert done_before == ["digits/fedavg/seed0", "digits/fedrc/seed0"]
+    assert again.exit_code == 0, again.output
+    assert engine.started[2:] == [
+        "digits/fedrc/seed0", "digits/fedavg/seed1", "digits/fedrc/seed1",
+    ]  # fmt: skip
+    rounds = read_events(tmp_path / "b/runs/digits/fedrc/seed0" / METRICS)
+    assert [e["round"] for e in rounds if e["event"] == "round"] == [1, 2, 3, 4]
+    assert without_seconds(tmp_path / "a/table.csv") == without_seconds(tmp_path / "b/table.csv")
+    assert len(without_seconds(tmp_path / "a/table.csv")) == 1 + 2 * 8
+
+    # A third time there is nothing left to do
+    count = len(engine.started)
+    third = compare(tmp_path / "b")
+    assert third.exit_code == 0
+    assert len(engine.started) == count
+    assert third.output.count("done before") == 4
+
+
+def test_the_pictures_are_there(tmp_path: Path, engine: Engine) -> None:
+    compare(tmp_path / "a")
+
+    for name in ("curves-digits.png", "curves-digits.svg", "table.md"):
+        assert (tmp_path / "a" / name).stat().st_size > 200
+    assert any((tmp_path / "a/clusters/digits-fedrc").glob("*concept*.png"))
+
+
+def test_another_comparison_in_the_same_directory_is_refused(
+    tmp_path: Path, engine: Engine
+) -> None:
+    compare(tmp_path / "a")
+    count = len(engine.started)
+
+    other = compare(tmp_path / "a", "--learning-rates", "0.1,0.2")
+
+    assert other.exit_code == 2
+    assert "holds another comparison" in other.output
+    assert len(engine.started) == count
+
+
+def test_a_directory_with_other_things_in_it_is_refused(tmp_path: Path, engine: Engine) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("...")
+
+    outcome = compare(tmp_path / "mine")
+
+    assert outcome.exit_code == 2
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "..."
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulate(settings: dict[str, Any], directory: Path, *rest: Any, **more: Any) -> Outcome:
+        if settings["algorithm"] == "fedavg":
+            return Outcome(False, {"status": "failed"}, "no memory left\nlog: somewhere")
+        return engine.simulate(settings, directory, *rest, **more)
+
+    monkeypatch.setattr(runner, "simulate", simulate)
+
+    outcome = compare(tmp_path / "a")
+
+    assert outcome.exit_code == 1
+    assert outcome.output.count("failed: no memory left") == 2
+    table = (tmp_path / "a" / "table.md").read_text()
+    assert "| fedrc |" in table
+    assert "| fedavg |" not in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "either a comparison or --scenario"),
+        (["main", "--scenario", "digits"], "either a comparison or --scenario"),
+        (["--scenario", "digits", "--seeds", "a"], "expected numbers"),
+        (["--scenario", "digits", "--algorithms", "fedprix"], "fedprix"),
+        (["--scenario", "nowhere"], "nowhere"),
+        (["nowhere"], "no such comparison"),
+    ],
+)
+def test_misuse_is_told_in_a_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    output = ["--output", str(tmp_path / "out")]
+
+    outcome = CliRunner().invoke(app, ["compare", *arguments, *output])
+
+    assert outcome.exit_code == 2
+    assert words in outcome.output
+    assert not (tmp_path / "out").exists()
+
+
+# --- figures by hand -----------------------------------------------------------------------------
+
+
+def write_run(folder: Path, rounds: list[dict[str, Any]], **summary: Any) -> None:
+    log = MetricsLog(folder)
+    for number, metrics in enumerate(rounds, start=1):
+        log.append({"event": "round", "round": number, **metrics})
+    write_json(folder / SUMMARY, {"status": "completed", "clusters": 2, **summary})
+
+
+def judged(train: float, local: float, world: float) -> dict[str, Any]:
+    return {
+        "train_accuracy": train, "local_accuracy": local, "global_accuracy": world,
+        "seconds": 2.0, "bytes_up": 3_000_000, "bytes_down": 5_000_000,
+    }  # fmt: skip
+
+
+def test_accuracies_are_those_of_the_round_of_best_training_accuracy(tmp_path: Path) -> None:
+    rounds = [
+        judged(0.2, 0.9, 0.9),
+        {"train_accuracy": 0.99, "seconds": 4.0, "bytes_up": 0, "bytes_down": 5_000_000},
+        judged(0.8, 0.5, 0.4),
+        judged(0.7, 0.6, 0.6),
+    ]
+    write_run(tmp_path, rounds, adjusted_rand_index=0.75)
+
+    found = results.figures(tmp_path)
+
+    assert found is not None
+    assert (found.round, found.train, found.local, found.world) == (3, 0.8, 0.5, 0.4)
+    assert (found.rand, found.clusters) == (0.75, 2)
+    assert found.seconds == pytest.approx(2.5)  # (2 + 4 + 2 + 2) / 4
+    assert found.megabytes_up == pytest.approx(2.25)  # 9 / 4
+    assert found.megabytes_down == pytest.approx(5.0)
+
+
+def test_a_run_that_is_not_done_has_no_figures(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [judged(0.2, 0.9, 0.9)], status="stopped")
+    write_run(tmp_path / "b", [{"train_accuracy": 0.5}])
+
+    assert results.figures(tmp_path / "a") is None
+    assert results.figures(tmp_path / "b") is None
+    assert results.figures(tmp_path / "c") is None
+
+
+def test_means_deviations_and_the_learning_rate_by_hand(tmp_path: Path) -> None:
+    # The higher rate trains better on average (0.7 against 0.6) though it tests worse
+    comparison = Comparison(
+        "t", {"M": {}}, {"x": {"scenario": "digits"}}, seeds=(0, 1), rates=(0.1, 0.2)
+    )
+    for seed, rate, train, world in [
+        (0, "0.1", 0.5, 0.9), (1, "0.1", 0.7, 0.9), (0, "0.2", 0.8, 0.4), (1, "0.2", 0.6, 0.6),
+    ]:  # fmt: skip
+        folder = tmp_path / "runs/x/m" / f"seed{seed}-rate{rate}"
+        write_run(folder, [judged(train, world + 0.1, world)], adjusted_rand_index=None)
+
+    [line] = results.lines(tmp_path, comparison)
+
+    assert line.rate == 0.2
+    assert line.mean(lambda run: run.world) == pytest.approx(0.5)
+    # Sample deviation of 0.4 and 0.6
+    assert line.deviation(lambda run: run.world) == pytest.approx(math.sqrt(0.02))
+    text = results.table_text(comparison, [line])
+    assert "| M | 0.600 ± 0.141 | 0.500 ± 0.141 | 0.100 ± 0.000 | - | 2.0 |" in text
+    assert text.rstrip().endswith("| 0.2 | 2 |")
+
+
+def test_a_rate_that_lacks_a_seed_does_not_compete(tmp_path: Path) -> None:
+    comparison = Comparison(
+        "t", {"M": {}}, {"x": {"scenario": "digits"}}, seeds=(0, 1), rates=(0.1, 0.2)
+    )
+    for folder, train in (("seed0-rate0.1", 0.5), ("seed1-rate0.1", 0.5), ("seed0-rate0.2", 0.9)):
+        write_run(tmp_path / "runs/x/m" / folder, [judged(train, 0.5, 0.5)])
+
+    [line] = results.lines(tmp_path, comparison)
+
+    assert line.rate == 0.1
+    assert np.isnan(line.mean(lambda run: run.rand))

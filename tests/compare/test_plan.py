@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedrc_flwr.compare.plan import (
+    Comparison,
+    check,
+    comparison_names,
+    of_scenario,
+    read_comparison,
+    scaled,
+    with_changes,
+)
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.errors import ConfigError, FedRCError
+
+SMALL = Comparison(
+    "two by two",
+    rows={"A": {"algorithm": "fedavg"}, "B (2)": {"algorithm": "ifca", "clusters": 2}},
+    columns={"x": {"scenario": "digits"}, "y": {"scenario": "digits", "alpha": 1.0}},
+    seeds=(0, 7),
+    rates=(0.1, 0.2),
+    settings={"rounds": 4},
+)
+
+
+def test_every_row_column_seed_and_rate_is_one_cell_with_its_keys() -> None:
+    cells = list(SMALL.cells())
+
+    assert len(cells) == len({cell.folder for cell in cells}) == 2 * 2 * 2 * 2
+    last = cells[-1]
+    assert last.name == "y: B (2), seed 7, learning rate 0.2"
+    assert last.folder == Path("y/b-2/seed7-rate0.2")
+    assert last.settings == {
+        "scenario": "digits",
+        "alpha": 1.0,
+        "rounds": 4,
+        "algorithm": "ifca",
+        "clusters": 2,
+        "seed": 7,
+        "learning-rate": 0.2,
+    }
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_without_rates_the_scenarios_own_is_kept() -> None:
+    [cell] = of_scenario("digits", ["fedrc"]).cells()
+
+    assert cell.rate is None
+    assert "learning-rate" not in cell.settings
+    assert cell.folder == Path("digits/fedrc/seed0")
+
+
+def test_local_training_is_compared_with_its_models_shared() -> None:
+    [cell] = of_scenario("digits", ["local"]).cells()
+
+    assert cell.settings["share-local-models"] is True
+
+
+def test_scale_keeps_the_clients_size_and_takes_fewer_of_them_and_fewer_rounds() -> None:
+    # 12 clients of 1437 // 12 = 119 samples, 100 rounds, 20 of them annealed, judged every 5
+    settings = scaled({"scenario": "digits"}, 0.5)
+
+    config = load_config(settings)
+    assert (config.clients, config.samples_per_client, config.rounds) == (6, 119, 50)
+    assert (config.annealing_rounds, config.evaluate_every) == (10, 3)
+
+
+def test_scale_leaves_two_clients_of_each_concept_and_one_round() -> None:
+    config = load_config(scaled({"scenario": "digits"}, 0.001))
+
+    assert (config.clients, config.rounds) == (6, 1)
+
+
+def test_a_scale_of_one_changes_nothing() -> None:
+    assert scaled({"scenario": "digits"}, 1.0) == {"scenario": "digits"}
+
+
+@pytest.mark.parametrize("name", comparison_names())
+def test_every_ready_made_comparison_is_complete(name: str) -> None:
+    comparison = read_comparison(name)
+
+    cells = list(comparison.cells())
+
+    assert cells
+    assert len({cell.folder for cell in cells}) == len(cells)
+    for cell in cells:
+        load_config(cell.settings)
+
+
+def test_the_papers_tables_and_ablations_are_there() -> None:
+    assert set(comparison_names()) >= {
+        "main", "resnet18", "clusters", "concepts", "imbalance", "few-clusters", "participation",
+        "local-epochs", "count-noise", "shared-extractor", "hard-clustering", "single-shifts",
+        "label-noise", "adaptive", "drift",
+    }  # fmt: skip
+
+
+def test_the_command_line_has_the_last_word() -> None:
+    changed = with_changes(SMALL, (3,), (), {"rounds": 9}, 0.5)
+
+    assert changed.seeds == (3,)
+    assert changed.rates == SMALL.rates
+    assert changed.settings == {"rounds": 9}
+    assert changed.scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scale": 0.0}, "scale = 0"),
+        ({"scale": 1.5}, "scale = 1.5"),
+        ({"seeds": (1, 1)}, "seeds = "),
+        ({"seeds": ()}, "seeds = "),
+        ({"rows": {}}, "at least one row"),
+        ({"rows": {"a b": {}, "a-b": {}}}, "punctuation"),
+        ({"rows": {"a": {"algoritm": "fedrc"}}}, "algoritm"),
+        ({"settings": {"dataset": "nowhere/data.npz"}}, "nowhere"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(change: dict, words: str) -> None:
+    with pytest.raises(FedRCError, match=words):
+        check(replace(SMALL, **change))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("- a list", "expected the keys"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nscales: 2", "expected the keys"),
+        ("rows: [a]\ncolumns: {b: {}}", "rows: expected names"),
+        ("rows: {a: {}}", "columns: expected names"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: [x]", "invalid literal"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: 3", "not iterable"),
+        ("rows: {a", "comparison"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+
+    with pytest.raises(ConfigError, match=words):
+        read_comparison(str(path))
+
+
+def test_an_unknown_comparison_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'maim'.*ready-made ones are.*main"):
+        read_comparison("maim")
