@@ -154,7 +154,7 @@ def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
 
 
 def read_file(path: Path, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
-    """Arrays (those whose names start with ``prefix``) and JSON of what ``write_atomically`` wrote."""
+    """Arrays whose names start with ``prefix``, and JSON, of what ``write_atomically`` wrote."""
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {}).get("fedrc", "null"))

@@ -123,13 +123,11 @@ def outcome(config: dict[str, Any], told: History, people: Population) -> str:
     if len(people.clusters) == 1 and config.get("clusters") == 1:
         start = f"{algorithm} trained one model for {clients} in {rounds}"
     elif config.get("adaptive") or config.get("merge"):
-        start = (
-            f"{algorithm} found {_count(len(people.clusters), 'concept')} among {clients} in {rounds}"
-        )
+        found = _count(len(people.clusters), "concept")
+        start = f"{algorithm} found {found} among {clients} in {rounds}"
     else:
-        start = (
-            f"{algorithm} trained {_count(len(people.clusters), 'cluster')} for {clients} in {rounds}"
-        )
+        models = _count(len(people.clusters), "cluster")
+        start = f"{algorithm} trained {models} for {clients} in {rounds}"
     served = [c for c in people.clusters if c.accuracy is not None]
     if not served:
         return f"{start}; nothing has been evaluated yet."
@@ -198,7 +196,9 @@ def _figures(told: History, people: Population, rand: float | None) -> list[tupl
     if rand is not None:
         figures.append(("agreement with the true concepts (adjusted Rand index)", f"{rand:.3f}"))
     if told.epsilon:
-        figures.append(("epsilon spent on the label counts", f"{told.epsilon[0].points[-1][1]:.3g}"))
+        figures.append(
+            ("epsilon spent on the label counts", f"{told.epsilon[0].points[-1][1]:.3g}")
+        )
     if told.elapsed:
         figures.append(("time", _duration(told.elapsed)))
     if told.failures.total:

@@ -115,7 +115,7 @@ def history(events: list[Event]) -> History:
 
 
 def thin(count: int, most: int) -> list[int]:
-    """Positions of at most ``most`` of ``count`` entries, evenly, the first and the last with it."""
+    """Positions of at most ``most`` of ``count`` entries, evenly, first and last among them."""
     if count <= most:
         return list(range(count))
     return sorted({int(i) for i in np.linspace(0, count - 1, most).round()})
@@ -129,7 +129,9 @@ def short(value: float) -> float:
 def _series(rounds: list[Event], names: dict[str, str]) -> list[Series]:
     found = []
     for key, name in names.items():
-        points = [(e["round"], short(e[key])) for e in rounds if isinstance(e.get(key), int | float)]
+        points = [
+            (e["round"], short(e[key])) for e in rounds if isinstance(e.get(key), int | float)
+        ]
         if points:
             kept = thin(len(points), MOST_POINTS)
             found.append(Series(name, [points[i] for i in kept]))

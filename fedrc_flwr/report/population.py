@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A living cluster: its share of the samples, its training clients, how well they are served."""
+    """A living cluster: its share of the samples, its training clients, how well it serves them."""
 
     id: int
     share: float
@@ -119,7 +119,7 @@ def population(
         concepts=_samples_by(
             reported, lambda r: "" if r.concept < 0 else f"concept {r.concept}"
         ),
-        label_prior=_rounded(state.label_prior(prior_floor, checkpoint.classes)) if reported else [],
+        label_prior=_rounded(state.label_prior(prior_floor, checkpoint.classes) if reported else []),
     )  # fmt: skip
 
 
@@ -183,5 +183,5 @@ def _samples_by(
     return Table(rows, _rounded(np.array([sums[row] for row in rows])) if rows else [])
 
 
-def _rounded(values: Floats) -> list[list[float]]:
+def _rounded(values: Iterable[Floats]) -> list[list[float]]:
     return [[short(float(v)) for v in row] for row in values]

@@ -20,6 +20,12 @@ function fade(hex, alpha) {
   return `rgba(${part(1)}, ${part(3)}, ${part(5)}, ${alpha})`;
 }
 
+// Black or white, whichever reads better on a cluster's colour.
+function onColour(id) {
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(clusterColour(id).slice(i, i + 2), 16));
+  return 0.299 * r + 0.587 * g + 0.114 * b > 150 ? "#000" : "#fff";
+}
+
 function tip(title, rows) {
   const box = document.createElement("div");
   box.className = "tip";
@@ -224,9 +230,10 @@ function weightsChart(look, c, picked) {
             type: "rect", shape: { ...box(api, api.value(0), api.value(1)), r: gap ? 3 : 0 },
             style: { fill: fade(clusterColour(columns[api.value(0)].id), 0.06 + 0.94 * weight) },
             textConfig: { position: "inside" },
-            textContent: high >= 16 && weight >= 0.005
-              ? { style: { text: weight.toFixed(2), fontSize: 11, fill: weight > 0.45 ? "#fff" : look.ink } }
-              : undefined,
+            textContent: { style: {
+              text: high >= 16 && weight >= 0.005 ? weight.toFixed(2) : "", fontSize: 11,
+              fill: weight > 0.45 ? onColour(columns[api.value(0)].id) : look.ink,
+            } },
           };
         },
       },
@@ -239,9 +246,10 @@ function weightsChart(look, c, picked) {
           return {
             type: "rect", shape: box(api, 0, api.value(1)), style: { fill: `rgba(${look.concept}, ${shade})` },
             textConfig: { position: "inside" },
-            textContent: high >= 16 && concept >= 0
-              ? { style: { text: String(concept), fontSize: 11, fill: shade > 0.4 ? look.sheet : look.ink } }
-              : undefined,
+            textContent: { style: {
+              text: high >= 16 && concept >= 0 ? String(concept) : "", fontSize: 11,
+              fill: shade > 0.4 ? look.sheet : look.ink,
+            } },
           };
         },
       },
