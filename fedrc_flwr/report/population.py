@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +103,7 @@ def population(
         _cluster(cluster, float(share), [c for c in training if c.cluster == cluster])
         for cluster, share in zip(state.clusters, shares, strict=True)
     ]
+    prior = state.label_prior(prior_floor, checkpoint.classes)
     counts = np.sum([np.zeros((len(clusters), checkpoint.classes))]
                     + [np.maximum(r.label_counts, 0.0) for r in reported.values()
                        if r.label_counts is not None], axis=0)  # fmt: skip
@@ -119,7 +120,7 @@ def population(
         concepts=_samples_by(
             reported, lambda r: "" if r.concept < 0 else f"concept {r.concept}"
         ),
-        label_prior=_rounded(state.label_prior(prior_floor, checkpoint.classes) if reported else []),
+        label_prior=_rounded(prior) if reported else [],
     )  # fmt: skip
 
 
@@ -183,5 +184,5 @@ def _samples_by(
     return Table(rows, _rounded(np.array([sums[row] for row in rows])) if rows else [])
 
 
-def _rounded(values: Iterable[Floats]) -> list[list[float]]:
+def _rounded(values: Floats) -> list[list[float]]:
     return [[short(float(v)) for v in row] for row in values]
