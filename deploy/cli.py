@@ -182,6 +182,7 @@ def run(
     from deploy.submit import run as submit
     from fedrc_flwr.checkpoint import has_checkpoint
     from fedrc_flwr.cli import resumed_settings
+    from fedrc_flwr.report.cli import show_page
     from fedrc_flwr.report.log import Event
     from fedrc_flwr.report.terminal import Terminal, summary_lines
 
@@ -233,9 +234,11 @@ def run(
         if not done.completed:
             typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
             typer.echo(f"to go on: fedrc run {file} --name {run_name} --resume", err=True)
+            show_page(done.directory, err=True)
             raise typer.Exit(FAILED)
         for line in summary_lines(done.summary, done.directory):
             typer.echo(line)
+        show_page(done.directory)
 
     _guard(work)
 

@@ -50,18 +50,21 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
     return path
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint, or say what is wrong with it."""
-    arrays, about = read_file(path)
-    return _unpacked(path, lambda: _unpack_server(arrays, about))
+def load_checkpoint(path: Path, models: bool = True) -> Checkpoint:
+    """Read one checkpoint, or say what is wrong with it.
+
+    Without ``models`` only what is known of the clients is read, which is little and quick.
+    """
+    arrays, about = read_file(path, "" if models else "label_counts/")
+    return _unpacked(path, lambda: _unpack_server(arrays, about, models))
 
 
-def latest_checkpoint(directory: Path) -> tuple[Checkpoint, list[str]]:
+def latest_checkpoint(directory: Path, models: bool = True) -> tuple[Checkpoint, list[str]]:
     """The newest readable checkpoint, and a message for each newer one that is not readable."""
     problems: list[str] = []
     for path in _newest_first(directory):
         try:
-            return load_checkpoint(path), problems
+            return load_checkpoint(path, models), problems
         except CheckpointError as error:
             problems.append(str(error))
     raise CheckpointError(
@@ -163,14 +166,15 @@ def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
         os.close(folder)
 
 
-def read_file(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and JSON of a file that ``write_atomically`` wrote."""
+def read_file(path: Path, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
+    """Arrays whose names start with ``prefix``, and JSON, of what ``write_atomically`` wrote."""
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {}).get("fedrc", "null"))
             if not isinstance(about, dict):
                 raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
@@ -223,7 +227,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
     return arrays, about
 
 
-def _unpack_server(arrays: Arrays, about: dict[str, Any]) -> Checkpoint:
+def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Checkpoint:
     clusters = tuple(int(c) for c in about["clusters"])
     optimizer: dict[str, dict[int, np.ndarray]] = {}
     for name, vector in arrays.items():
@@ -241,7 +245,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any]) -> Checkpoint:
     state = ServerState(
         round=int(about["round"]),
         membership=Membership(clusters, {int(a): int(b) for a, b in about["merged"]}),
-        models={c: arrays[f"model/{c}"] for c in clusters},
+        models={c: arrays[f"model/{c}"] for c in clusters if models},
         body=arrays.get("body"),
         clients=clients,
         optimizer=optimizer,

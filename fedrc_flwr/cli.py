@@ -14,6 +14,7 @@ from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.compare import cli as compare
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
+from fedrc_flwr.report import cli as report_cli
 
 app = typer.Typer(
     help="Robust clustered federated learning on Flower.",
@@ -125,9 +126,11 @@ def simulate(
         typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
         if has_checkpoint(directory):
             typer.echo(f"to go on: fedrc simulate --output {directory} --resume", err=True)
+        report_cli.show_page(directory, err=True)
         raise typer.Exit(FAILED)
     for line in summary_lines(outcome.summary, directory.resolve()):
         typer.echo(line)
+    report_cli.show_page(directory)
 
 
 def _settings(
@@ -166,6 +169,7 @@ def resumed_settings(directory: Path) -> dict[str, Any]:
 
 compare.add_commands(app)
 add_commands(app)
+report_cli.add_commands(app)
 
 if __name__ == "__main__":
     app()

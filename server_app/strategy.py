@@ -19,6 +19,7 @@ from fedrc_flwr import wire
 from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm, RoundResult
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.errors import RunError, WireError
+from fedrc_flwr.report.log import LATE
 from fedrc_flwr.report.summary import epsilon
 from fedrc_flwr.state import ClientRecord, ServerState
 from fedrc_flwr.wire import Enrolment
@@ -319,7 +320,7 @@ class FedRC(Strategy):
 
     def _content(self, answer: Answer) -> RecordDict | None:
         if answer.reply is None:
-            self._failed.add(answer.name, "no reply before the deadline")
+            self._failed.add(answer.name, LATE)
             return None
         if answer.reply.has_error():
             error = answer.reply.error

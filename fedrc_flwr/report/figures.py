@@ -10,6 +10,11 @@ from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.state import ServerState
 
 
+def literal(text: str) -> str:
+    """A text as it is: between two dollar signs matplotlib would read a formula, or fail to."""
+    return text.replace("$", r"\$")
+
+
 def draw_mixture_weights(state: ServerState, path: Path) -> None:
     """Mixture weights by client, sorted by true concept and cluster, as a picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,7 +37,7 @@ def draw_mixture_weights(state: ServerState, path: Path) -> None:
     axes.set_xticks(range(len(state.clusters)), [f"cluster {c}" for c in state.clusters])
     axes.xaxis.tick_top()
     axes.set_yticks(
-        range(len(rows)) if labelled else [], [row[2] for row in rows] if labelled else []
+        range(len(rows)) if labelled else [], [literal(row[2]) for row in rows] if labelled else []
     )
     axes.tick_params(length=0)
     for edge in np.flatnonzero(np.diff(concepts)):

@@ -10,6 +10,8 @@ from typing import Any
 
 Event = dict[str, Any]
 METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
+#: Why a client that did not answer in time is left out of a round.
+LATE = "no reply before the deadline"
 
 
 class MetricsLog:
@@ -25,7 +27,7 @@ class MetricsLog:
     def append(self, event: Event) -> None:
         """Add an event; it is on its way to the disk when this returns."""
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
+            file.write(json.dumps(plain(event), allow_nan=False) + "\n")
 
     def rewind(self, round_number: int) -> None:
         """Forget what was noted of rounds after ``round_number``: a resumed run does them anew."""
@@ -65,16 +67,16 @@ def write_json(path: Path, content: Event) -> None:
     """Write a JSON file in one piece."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", "utf-8")
+    beside.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", "utf-8")
     os.replace(beside, path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no infinity and no NaN: they become null."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

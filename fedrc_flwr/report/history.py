@@ -1,0 +1,192 @@
+"""How a run went, round by round: series to draw, read off its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedrc_flwr.report.log import LATE, Event
+
+MOST_POINTS = 1000  # of one series
+MOST_VALUES = 100_000  # of all clusters' shares together
+MOST_FAILURES = 20_000
+MOST_REASONS = 100
+OTHER = "another reason (run.log has it)"
+
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cluster that went: removed, or merged into another."""
+
+    round: int
+    cluster: int
+    into: int | None
+
+    @property
+    def text(self) -> str:
+        """What happened, in words."""
+        if self.into is None:
+            return f"cluster {self.cluster} removed"
+        return f"cluster {self.cluster} merged into {self.into}"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Replies that were not used: ``points`` are (round, index of client, index of reason)."""
+
+    clients: list[str]
+    reasons: list[str]
+    points: list[tuple[int, int, int]]
+    total: int
+
+    def late(self) -> list[bool]:
+        """For each reason, whether it is that the client was late."""
+        return [reason == LATE for reason in self.reasons]
+
+
+@dataclass(frozen=True)
+class History:
+    """Everything that a run's metrics tell over its rounds.
+
+    Parameters
+    ----------
+    shares : for each cluster id, its share of all samples; zero once it is gone
+    judged : for each client, its latest evaluation
+    """
+
+    last_round: int
+    accuracy: list[Series]
+    loss: list[Series]
+    shares: dict[int, Points]
+    changes: list[Change]
+    failures: Failures
+    seconds: list[Series]
+    traffic: list[Series]
+    epsilon: list[Series]
+    judged: dict[str, dict[str, float]]
+    elapsed: float
+
+
+ACCURACY = {
+    "local_accuracy": "training clients",
+    "global_accuracy": "observers",
+    "fine_tuned_local_accuracy": "training clients, fine-tuned",
+    "fine_tuned_global_accuracy": "observers, fine-tuned",
+    "train_accuracy": "while training",
+}
+LOSS = {"local_loss": "training clients", "global_loss": "observers", "loss": "while training"}
+SECONDS = {"seconds": "whole round", "client_seconds": "one client's training, mean"}
+TRAFFIC = {"bytes_down": "server to clients", "bytes_up": "clients to server"}
+EPSILON = {"epsilon": "epsilon"}
+
+
+def history(events: list[Event]) -> History:
+    """Read off the metrics of a run; whatever they lack is left out."""
+    by_round = {e["round"]: e for e in events if type(e.get("round")) is int}
+    rounds = [by_round[number] for number in sorted(by_round)]
+    judged: dict[str, dict[str, float]] = {}
+    for event in rounds:
+        judged |= _table(event.get("clients"))
+    return History(
+        last_round=max(by_round, default=0),
+        accuracy=_series(rounds, ACCURACY),
+        loss=_series(rounds, LOSS),
+        shares=_shares(rounds),
+        changes=_changes(rounds),
+        failures=_failures(rounds),
+        seconds=_series(rounds, SECONDS),
+        traffic=_series(rounds, TRAFFIC),
+        epsilon=_series(rounds, EPSILON),
+        judged=judged,
+        elapsed=max((e.get("elapsed") or 0.0 for e in rounds), default=0.0),
+    )
+
+
+def thin(count: int, most: int) -> list[int]:
+    """Positions of at most ``most`` of ``count`` entries, evenly, first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({int(i) for i in np.linspace(0, count - 1, most).round()})
+
+
+def short(value: float) -> float:
+    """Five digits: what an eye can tell apart, and a page can hold."""
+    return float(f"{value:.5g}")
+
+
+def _series(rounds: list[Event], names: dict[str, str]) -> list[Series]:
+    found = []
+    for key, name in names.items():
+        points = [
+            (e["round"], short(e[key])) for e in rounds if isinstance(e.get(key), int | float)
+        ]
+        if points:
+            kept = thin(len(points), MOST_POINTS)
+            found.append(Series(name, [points[i] for i in kept]))
+    return found
+
+
+def _shares(rounds: list[Event]) -> dict[int, Points]:
+    """Each cluster's share; all clusters have the same rounds, so that they can be stacked."""
+    told = [e for e in rounds if e.get("clusters") and len(e["clusters"]) == len(e["shares"])]
+    clusters = sorted({int(c) for e in told for c in e["clusters"]} | _gone(told))
+    most = min(MOST_POINTS, max(50, MOST_VALUES // max(1, len(clusters))))
+    kept = set(thin(len(told), most))
+    kept |= {i for i, e in enumerate(told) if e.get("removed") or e.get("merged")}
+    shares: dict[int, Points] = {cluster: [] for cluster in clusters}
+    for index in sorted(kept):
+        event = told[index]
+        now = dict(zip(event["clusters"], event["shares"], strict=True))
+        for cluster in clusters:
+            shares[cluster].append((event["round"], short(now.get(cluster) or 0.0)))
+    return shares
+
+
+def _gone(rounds: list[Event]) -> set[int]:
+    """Clusters that went in the very first round that is told of."""
+    return {change.cluster for change in _changes(rounds)}
+
+
+def _changes(rounds: list[Event]) -> list[Change]:
+    changes = []
+    for event in rounds:
+        number = event["round"]
+        changes += [Change(number, int(c), None) for c in event.get("removed") or []]
+        changes += [Change(number, int(a), int(b)) for a, b in event.get("merged") or []]
+    return changes
+
+
+def _failures(rounds: list[Event]) -> Failures:
+    told = [
+        (event["round"], str(client), str(reason))
+        for event in rounds
+        for client, reason in sorted(_table(event.get("failed")).items())
+    ]
+    clients = {name: i for i, name in enumerate(sorted({client for _, client, _ in told}))}
+    reasons: dict[str, int] = {}
+    for _, _, reason in told:
+        if reason not in reasons and len(reasons) < MOST_REASONS:
+            reasons[reason] = len(reasons)
+    if any(reason not in reasons for _, _, reason in told):
+        reasons[OTHER] = len(reasons)
+    points = [
+        (number, clients[client], reasons.get(reason, len(reasons) - 1))
+        for number, client, reason in (told[i] for i in thin(len(told), MOST_FAILURES))
+    ]
+    return Failures(list(clients), list(reasons), points, len(told))
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

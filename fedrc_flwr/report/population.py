@@ -1,0 +1,188 @@
+"""Who is in which cluster: read off a run's latest checkpoint and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrc_flwr.checkpoint import Checkpoint
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.em import Floats
+from fedrc_flwr.report.history import short, thin
+from fedrc_flwr.state import ClientRecord
+
+MOST_CLIENTS = 2000
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client as the report shows it.
+
+    ``cluster`` is the likeliest one (-1: not known yet), ``weights`` follow the living clusters.
+    """
+
+    name: str
+    role: str
+    samples: int
+    cluster: int
+    weights: list[float] | None
+    concept: int
+    style: str
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A living cluster: its share of the samples, its training clients, how well it serves them."""
+
+    id: int
+    share: float
+    clients: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Samples by a property (rows) and living cluster (columns)."""
+
+    rows: list[str]
+    values: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Population:
+    """The federation after ``round``.
+
+    Parameters
+    ----------
+    clients : sorted by cluster; at most ``MOST_CLIENTS``, evenly chosen from ``total``
+    classes, styles, concepts : samples of the training clients in each cluster
+    label_prior : (K, C), what part each label has in each cluster
+    """
+
+    round: int
+    clusters: list[Cluster]
+    clients: list[Client]
+    total: int
+    training: int
+    observers: int
+    classes: Table
+    styles: Table
+    concepts: Table
+    label_prior: list[list[float]]
+
+
+def nobody() -> Population:
+    """Before the first checkpoint."""
+    nothing = Table([], [])
+    return Population(0, [], [], 0, 0, 0, nothing, nothing, nothing, [])
+
+
+def population(
+    checkpoint: Checkpoint, judged: dict[str, dict[str, float]], prior_floor: float
+) -> Population:
+    """What the clients' latest counts and evaluations tell.
+
+    Parameters
+    ----------
+    judged : for each client, its latest evaluation: accuracy, and the cluster of an observer
+    """
+    state = checkpoint.state
+    clients = [
+        _client(name, record, state.clusters, judged.get(name, {}))
+        for name, record in state.clients.items()
+    ]
+    clients.sort(key=_order)
+    training = [c for c in clients if c.role == TRAIN]
+    reported = state.reported()
+    shares = state.shares()
+    clusters = [
+        _cluster(cluster, float(share), [c for c in training if c.cluster == cluster])
+        for cluster, share in zip(state.clusters, shares, strict=True)
+    ]
+    prior = state.label_prior(prior_floor, checkpoint.classes)
+    counts = np.sum([np.zeros((len(clusters), checkpoint.classes))]
+                    + [np.maximum(r.label_counts, 0.0) for r in reported.values()
+                       if r.label_counts is not None], axis=0)  # fmt: skip
+    return Population(
+        round=state.round,
+        clusters=clusters,
+        clients=[clients[i] for i in thin(len(clients), MOST_CLIENTS)],
+        total=len(clients),
+        training=len(training),
+        observers=len(clients) - len(training),
+        classes=Table([str(y) for y in range(checkpoint.classes)] if reported else [],
+                      _rounded(counts.T) if reported else []),
+        styles=_samples_by(reported, style_of),
+        concepts=_samples_by(
+            reported, lambda r: "" if r.concept < 0 else f"concept {r.concept}"
+        ),
+        label_prior=_rounded(prior) if reported else [],
+    )  # fmt: skip
+
+
+def style_of(record: ClientRecord) -> str:
+    """How a client's inputs look, without the severity."""
+    name, dash, severity = record.style.rpartition("-")
+    return name if dash and severity.isdecimal() else record.style
+
+
+def _client(
+    name: str, record: ClientRecord, clusters: tuple[int, ...], judged: dict[str, float]
+) -> Client:
+    weights = record.mixture_weights() if record.role == TRAIN else None
+    cluster = UNKNOWN
+    if weights is not None:
+        cluster = clusters[int(weights.argmax())]
+    elif judged.get("cluster") in clusters:
+        cluster = int(judged["cluster"])
+    accuracy = judged.get("accuracy")
+    return Client(
+        name=name,
+        role=record.role,
+        samples=record.samples,
+        cluster=cluster,
+        weights=None if weights is None else [round(float(w), 4) for w in weights],
+        concept=record.concept,
+        style=record.style,
+        accuracy=None if accuracy is None else short(accuracy),
+    )
+
+
+def _order(client: Client) -> tuple[bool, bool, int, int, float, str]:
+    """By role, cluster, concept, and how sure its cluster is."""
+    sure = max(client.weights) if client.weights else 0.0
+    return (
+        client.role == OBSERVE,
+        client.cluster == UNKNOWN,
+        client.cluster,
+        client.concept,
+        -sure,
+        client.name,
+    )
+
+
+def _cluster(cluster: int, share: float, members: list[Client]) -> Cluster:
+    judged = [m.accuracy for m in members if m.accuracy is not None]
+    accuracy = short(float(np.mean(judged))) if judged else None
+    return Cluster(cluster, short(share), len(members), accuracy)
+
+
+def _samples_by(
+    records: dict[str, ClientRecord], property_of: Callable[[ClientRecord], str]
+) -> Table:
+    """Each cluster's samples of the clients with a property; clients without one are left out."""
+    sums: dict[str, Floats] = {}
+    for record in records.values():
+        name, weights = property_of(record), record.mixture_weights()
+        if name and weights is not None:
+            sums[name] = sums.get(name, np.zeros(len(weights))) + record.samples * weights
+    rows = sorted(sums, key=lambda name: (name != "none", len(name), name))
+    return Table(rows, _rounded(np.array([sums[row] for row in rows])) if rows else [])
+
+
+def _rounded(values: Floats) -> list[list[float]]:
+    return [[short(float(v)) for v in row] for row in values]

@@ -1,0 +1,281 @@
+"""The report in a real browser, from disk, with the network off."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import SCRIPT, MadeRun
+from PIL import Image
+
+from fedrc_flwr.report.log import METRICS
+from fedrc_flwr.report.page import write_page
+
+browser_module = pytest.importorskip("browser", reason="selenium is not installed")
+Browser = browser_module.Browser
+
+ALL = {
+    "accuracy", "loss", "shares", "weights", "concepts", "styles", "classes", "prior", "failures",
+    "seconds", "traffic", "epsilon",
+}  # fmt: skip
+#: For each figure: how many things its series hold, and how many pixels are not background.
+MARKS = """
+const found = {};
+for (const figure of document.querySelectorAll("figure")) {
+  const box = figure.querySelector(".chart");
+  if (box.hidden) continue;
+  const chart = echarts.getInstanceByDom(box);
+  const canvas = box.querySelector("canvas");
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const context = copy.getContext("2d", {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+  let inked = 0;
+  for (let i = 3; i < pixels.length; i += 4) inked += pixels[i] > 40;
+  const series = chart.getModel().getSeries();
+  found[figure.id] = [series.reduce((sum, one) => sum + one.getData().count(), 0), inked];
+}
+return found;
+"""
+CELL = """
+const box = document.querySelector("#weights .chart");
+box.scrollIntoView({block: "center"});
+const chart = echarts.getInstanceByDom(box);
+const at = chart.convertToPixel({xAxisIndex: 0, yAxisIndex: 0}, arguments[0]);
+const rect = box.getBoundingClientRect();
+return [rect.left + at[0], rect.top + at[1]];
+"""
+TIP = """
+const tips = [...document.querySelectorAll(arguments[0] + " .tip")];
+const shown = tips.filter((one) => one.getBoundingClientRect().width > 0);
+return shown.length ? shown[0].innerText : "";
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    window = Browser(tmp_path_factory.mktemp("profile"))
+    yield window
+    window.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeRun:
+    return MadeRun(tmp_path / "made", rounds=6).play(6)
+
+
+def opened(browser: Any, run: Path) -> None:
+    browser.open(write_page(run).as_uri())
+
+
+def rows(browser: Any) -> list[str]:
+    cells = "document.querySelectorAll('#clients tbody tr td:first-child')"
+    return list(browser.run(f"return [...{cells}].map((cell) => cell.innerText)"))
+
+
+def hover(browser: Any, position: list[float]) -> None:
+    for wobble in (3, 0):
+        browser.driver.execute_cdp_cmd(
+            "Input.dispatchMouseEvent",
+            {"type": "mouseMoved", "x": position[0] + wobble, "y": position[1]},
+        )
+
+
+def test_every_chart_has_marks_and_the_console_is_silent(browser: Any, made: MadeRun) -> None:
+    made.end()
+
+    opened(browser, made.directory)
+
+    marks = browser.run(MARKS)
+    assert set(marks) == ALL
+    # 6 wards x 2 clusters and 6 concepts; 3 failures; 4 clusters x 6 rounds
+    assert {name: marks[name][0] for name in ("weights", "failures", "shares")} == {
+        "weights": 18, "failures": 3, "shares": 24,
+    }  # fmt: skip
+    for name, (things, inked) in marks.items():
+        assert things > 0, name
+        assert inked > 300, name
+    assert browser.text("#status") == "completed"
+    assert "found 2 concepts" in browser.text("#outcome")
+    assert browser.errors() == []
+
+
+def test_network_is_really_off(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+
+    outcome = browser.driver.execute_async_script(
+        "const done = arguments[0]; const image = new Image();"
+        "image.onload = () => done('loaded'); image.onerror = () => done('refused');"
+        "image.src = 'http://example.org/x.png';"
+    )
+
+    assert outcome == "refused"
+    browser.errors()
+
+
+def test_hovering_a_cell_shows_client_and_weight(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+    position = browser.run(CELL, [1, 2])  # the third row is ward-001, the second column cluster 2
+
+    hover(browser, position)
+    browser.wait(lambda: browser.run(TIP, "#weights") != "")
+
+    text = browser.run(TIP, "#weights")
+    assert "ward-001" in text
+    assert "weight in cluster 2" in text
+    assert "0.9000" in text
+
+
+def test_picking_a_cluster_shows_its_clients_alone(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+    everybody = rows(browser)
+
+    browser.run("document.querySelector('#picker [data-cluster=\"0\"]').click()")
+
+    assert len(everybody) == 7
+    assert rows(browser) == ["ward-000", "ward-003", "observer-0"]
+    assert browser.run(MARKS)["weights"][0] == 2 * 2 + 2
+    assert browser.run(MARKS)["failures"][0] == 1
+    assert browser.text("#shown") == "3 of 7 clients"
+    browser.run("document.querySelector('#picker [data-cluster=\"all\"]').click()")
+    assert rows(browser) == everybody
+    assert browser.errors() == []
+
+
+def test_clients_are_searched_and_sorted(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+
+    browser.find("#search")[0].send_keys("WARD-00")
+    header = (
+        "[...document.querySelectorAll('#clients th button')].find((b) => b.innerText === 'client')"
+    )
+    browser.run(f"{header}.click()")
+    browser.run(f"{header}.click()")
+
+    assert rows(browser) == [f"ward-00{i}" for i in (5, 4, 3, 2, 1, 0)]
+
+
+def test_figures_are_saved_from_the_page(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+
+    links = browser.run("""
+      const links = [];
+      HTMLAnchorElement.prototype.click = function () {
+        links.push([this.download, this.href.slice(0, 22)]);
+      };
+      for (const button of document.querySelectorAll("#weights .save button")) button.click();
+      return links;
+    """)
+
+    assert [name for name, _ in links] == ["made-weights.png", "made-weights.svg"]
+    assert links[0][1] == "data:image/png;base64,"
+    assert links[1][1].startswith("blob:")
+    assert browser.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
+)
+def test_light_dark_and_a_phone(
+    browser: Any, made: MadeRun, tmp_path: Path, name: str, width: int, dark: bool
+) -> None:
+    browser.look(width, dark)
+    try:
+        opened(browser, made.directory)
+        picture = browser.screenshot(tmp_path / f"{name}.png")
+        overflow = browser.run("return document.documentElement.scrollWidth - innerWidth")
+        marks = browser.run(MARKS)
+    finally:
+        browser.look()
+
+    with Image.open(io.BytesIO(picture)) as image:
+        pixels = np.asarray(image.convert("L"))
+    assert pixels.shape[1] == width
+    assert (np.median(pixels) < 60) == dark
+    assert overflow <= 0
+    assert all(inked > 300 for _, inked in marks.values())
+    assert browser.errors() == []
+
+
+def test_theme_button_turns_the_page_over(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.run(ground)
+
+    browser.find("#theme")[0].click()
+
+    assert browser.run(ground) != light
+    assert browser.text("#theme") == "Light"
+
+
+# --- what must not break it ---------------------------------------------------------------------
+
+
+def test_names_that_are_markup_do_nothing_anywhere(browser: Any, tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "hostile")
+    image = "<img src=x onerror=document.title='broken'>"
+    made.names[:3] = [SCRIPT, image, "{a|b} <b>bold</b>"]
+    made.play(6).end("failed", f"{SCRIPT} {image}")
+
+    opened(browser, made.directory)
+    for row in range(6):
+        hover(browser, browser.run(CELL, [0, row]))
+        browser.wait(lambda: browser.run(TIP, "#weights") != "")
+    browser.run("document.querySelector('#failures').scrollIntoView({block: 'center'})")
+    shown = browser.run("""
+      const chart = echarts.getInstanceByDom(document.querySelector("#failures .chart"));
+      chart.dispatchAction({type: "showTip", seriesIndex: 0, dataIndex: 0});
+      return document.querySelector("#failures .tip").innerText;
+    """)
+
+    assert image in shown
+    assert (
+        browser.run("return document.querySelectorAll('b:not(.tip b, figcaption b)').length") == 0
+    )
+    assert browser.run("return document.querySelectorAll('img').length") == 0
+    assert browser.run("return document.scripts.length") == 4
+    assert browser.driver.title == "hostile: fedrc run report"
+    assert {SCRIPT, image} <= set(rows(browser))
+    assert browser.errors() == []  # an alert would have raised an error by now
+
+
+@pytest.mark.parametrize("kind", ["empty", "started", "torn"])
+def test_runs_of_which_little_is_known(browser: Any, tmp_path: Path, kind: str) -> None:
+    run = tmp_path / kind
+    if kind == "empty":
+        run.mkdir()
+    else:
+        made = MadeRun(run)
+        if kind == "torn":
+            made.play(3)
+            path = run / METRICS
+            path.write_bytes(path.read_bytes()[:-50])
+
+    opened(browser, run)
+
+    drawn = set(browser.run(MARKS))
+    if kind == "torn":
+        assert drawn == ALL
+        assert "2 rounds" in browser.text("#outcome")
+    else:
+        assert drawn == set()
+        assert browser.text("#outcome") == "No round has ended yet."
+        assert len([e for e in browser.find(".empty") if e.is_displayed()]) == len(ALL)
+    assert browser.text("#status") == "not ended"
+    assert browser.errors() == []
+
+
+def test_300_clients_over_200_rounds_open_and_can_be_picked(browser: Any, tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "large", clients=300, rounds=200)
+    made.play(198, checkpoint=False).play(2).end()
+
+    opened(browser, made.directory)
+    browser.run("document.querySelector('#picker [data-cluster=\"0\"]').click()")
+
+    assert browser.text("#shown") == "101 of 301 clients"
+    assert browser.run(MARKS)["weights"][0] == 100 * 2 + 100
+    assert browser.errors() == []

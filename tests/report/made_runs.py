@@ -1,0 +1,104 @@
+"""Runs' directories made through the classes that a server app uses, without training anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.report.log import CONFIG, LATE, SUMMARY, MetricsLog, write_json
+from fedrc_flwr.report.summary import summarise
+from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+CLASSES = 4
+SCRIPT = "<script>alert(1)</script>"
+
+
+class MadeRun:
+    """A federation of which clients 0, 3, 6 ... follow concept 0, 1, 4, 7 ... concept 1, and so on.
+
+    It starts with four clusters 0 to 3; cluster 1 is merged into 0 in round 3 and cluster 3 removed
+    in round 4. Clusters 0 and 2 are left: concept 0 is in cluster 0, the others in cluster 2.
+    """
+
+    def __init__(self, directory: Path, clients: int = 6, **settings: Any) -> None:
+        self.directory = directory
+        self.config = RunConfig(clusters=4, adaptive=True, merge=True, **settings)
+        self.names = [f"ward-{i:03d}" for i in range(clients)]
+        self.observers = ["observer-0"]
+        self.log = MetricsLog(directory)
+        self.rng = np.random.default_rng(0)
+        self.round = 0
+        write_json(directory / CONFIG, self.config.to_dict())
+
+    def clusters(self) -> tuple[int, ...]:
+        if self.round < 3:
+            return (0, 1, 2, 3)
+        return (0, 2, 3) if self.round < 4 else (0, 2)
+
+    def counts(self, index: int) -> np.ndarray:
+        """(K, C): nine tenths of 20 samples in the client's own cluster."""
+        living = self.clusters()
+        own = living.index(0 if index % 3 == 0 else 2)
+        counts = np.full((len(living), CLASSES), 2.0 / ((len(living) - 1) * CLASSES))
+        counts[own] = 18.0 * np.eye(CLASSES)[index % CLASSES]
+        return counts
+
+    def state(self) -> ServerState:
+        clients = {
+            name: ClientRecord(
+                "train", 20, label_counts=self.counts(i), concept=i % 3, noise=40.0,
+                releases=2 * self.round, style="none" if i % 2 else "fog-3",
+            )
+            for i, name in enumerate(self.names)
+        }  # fmt: skip
+        clients |= {name: ClientRecord("observe", 30, concept=0) for name in self.observers}
+        membership = Membership(self.clusters(), {1: 0} if self.round >= 3 else {})
+        models = {c: np.zeros(8, dtype=np.float32) for c in self.clusters()}
+        return ServerState(self.round, membership, models, None, clients)
+
+    def metrics(self) -> dict[str, Any]:
+        shares = self.state().shares()
+        failed = {self.names[1]: LATE} if self.round == 2 else {}
+        if self.round == 5:
+            failed = {self.names[1]: LATE, self.names[0]: "error 2: the app raised"}
+        metrics: dict[str, Any] = {
+            "event": "round", "round": self.round, "clusters": list(self.clusters()),
+            "shares": shares.tolist(), "loss": 2.0 / self.round, "train_accuracy": 0.5,
+            "removed": [3] if self.round == 4 else [],
+            "merged": [[1, 0]] if self.round == 3 else [],
+            "seconds": 1.5, "client_seconds": 0.5, "bytes_down": 4000, "bytes_up": 3000,
+            "failed": failed, "epsilon": 0.1 * self.round, "elapsed": 1.5 * self.round,
+        }  # fmt: skip
+        if self.round % 2 == 0:
+            everybody = [*self.names, *self.observers]
+            metrics |= {
+                "local_accuracy": 0.75, "local_loss": 1.0, "global_accuracy": 0.5,
+                "global_loss": 1.5,
+                "clients": {
+                    name: {"samples": 10.0, "accuracy": 0.5 if i % 3 == 0 else 0.9, "cluster": 0.0}
+                    for i, name in enumerate(everybody)
+                },
+            }  # fmt: skip
+        return metrics
+
+    def play(self, rounds: int, checkpoint: bool = True) -> MadeRun:
+        """Do rounds: a line of metrics, then a checkpoint, as the server app does."""
+        for _ in range(rounds):
+            self.round += 1
+            self.log.append(self.metrics())
+            if checkpoint:
+                saved = Checkpoint(self.state(), self.config.to_dict(), (2,), CLASSES, "layout")
+                save_checkpoint(self.directory / CHECKPOINTS, saved, keep=2)
+        return self
+
+    def end(self, status: str = "completed", reason: str = "") -> MadeRun:
+        summary = summarise(
+            self.state(), self.config, status, 1.5 * self.round, self.metrics(), reason
+        )
+        write_json(self.directory / SUMMARY, summary)
+        self.log.append({"event": "end", **summary})
+        return self
