@@ -70,7 +70,8 @@ def curve(
         mine = (cell.row, cell.column, cell.rate) == (line.row, line.column, line.rate)
         if mine and finished(directory, cell):
             events = read_events(directory / RUNS / cell.folder / METRICS)
-            runs.append({e["round"]: e[key] for e in events if e.get(key) is not None})
+            rounds = [e for e in events if e.get("event") == "round" and e.get(key) is not None]
+            runs.append({e["round"]: e[key] for e in rounds})
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     return shared, [float(np.mean([run[number] for run in runs])) for number in shared]
 
