@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from fedrc_flwr.configuration import load_config
-from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parent.parent / "comparisons"
@@ -92,6 +91,8 @@ class Comparison:
 
 def scaled(settings: Settings, scale: float) -> Settings:
     """The same federation with fewer clients of the same size, for fewer rounds."""
+    from fedrc_flwr.data.scenario import scenario_of
+
     if scale == 1.0:
         return settings
     config = load_config(settings)
@@ -149,6 +150,8 @@ def of_scenario(scenario: str, algorithms: Iterable[str]) -> Comparison:
 
 def check(comparison: Comparison) -> None:
     """Refuse what cannot run before anything is started: keys, and data that is not there."""
+    from fedrc_flwr.data.scenario import scenario_of
+
     if not 0 < comparison.scale <= 1:
         raise ConfigError(f"scale = {comparison.scale:g}: expected a number above 0, at most 1")
     if len(set(comparison.seeds)) < max(len(comparison.seeds), 1):
