@@ -14,6 +14,7 @@ from typing import Any
 from fedrc_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
 #: Named mixes: shares of the concepts, and of each concept's clients that are corrupted.
 MIXES = {
@@ -69,6 +70,11 @@ class RunConfig:
         "Name of the run's directory and of the clients' state; empty: made "
         "from scenario, algorithm, seed and time. Under the name of an earlier run "
         "with `resume` it goes on where that one was.",
+    )
+    loggers: str = key(
+        "",
+        "Where else the metrics go, besides `metrics.jsonl`: any of `tensorboard`, `mlflow`, "
+        "`wandb`, separated by commas; each is an extra of the package.",
     )
     resume: bool = key(False, "Go on from the last checkpoint in the run's directory.")
     state_dir: str = key(
@@ -365,6 +371,16 @@ class RunConfig:
                 "such as 28,28 or 3,32,32"
             )
         return shape
+
+    def logger_names(self) -> list[str]:
+        """The loggers that ``loggers`` names."""
+        names = [name.strip() for name in self.loggers.split(",") if name.strip()]
+        if not set(names) <= set(LOGGERS):
+            raise ConfigError(
+                f"loggers = {self.loggers!r}: expected any of {', '.join(LOGGERS)}, separated by "
+                "commas"
+            )
+        return names
 
     def changed(self) -> dict[str, Scalar]:
         """The keys, with dashes, whose values differ from the defaults."""

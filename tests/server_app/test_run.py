@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -374,3 +375,22 @@ def test_flowers_own_loop_can_drive_the_strategy(tmp_path: Path) -> None:
     assert run.strategy.state.round == 1
     assert metrics is not None
     assert np.isfinite(metrics["loss"])
+
+
+def test_metrics_reach_tensorboard_and_a_broken_logger_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run, _ = make_run(tmp_path, loggers="tensorboard,wandb")
+
+    run.go()
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    told = [(e["round"], e["loss"]) for e in rounds_of(tmp_path)]
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (number, pytest.approx(loss)) for number, loss in told
+    ]
+    assert len(told) == 3
+    assert summary_of(tmp_path)["status"] == "completed"
