@@ -17,5 +17,5 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_google_docstring = False
-# A page that nobody has put into the index yet is still built; the keys' tables have small headings.
+# A page that is not in the index yet is built too; the tables of keys have small headings.
 suppress_warnings = ["toc.not_included", "myst.header"]
