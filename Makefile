@@ -34,10 +34,18 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
+# The reference of the keys (kept in git), that of the commands, and the pages, in site/.
+docs: $(VENV)/.installed-docs
 	sed '/^### /,$$d' docs/config.md > docs/config.tmp
 	$(BIN)/fedrc config >> docs/config.tmp
 	mv docs/config.tmp docs/config.md
+	mkdir -p docs/generated
+	$(BIN)/typer fedrc_flwr.cli utils docs --name fedrc --title Commands --output docs/generated/cli.md
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs site
 
 clean:
 	rm -rf $(VENV)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.keys import ALGORITHMS, MIXES, Scalar, key, parse_shares
+from fedrc_flwr.keys import ALGORITHMS, LOGGERS, MIXES, Scalar, key, parse_shares
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class RunConfig:
         "Name of the run's directory and of the clients' state; empty: made "
         "from scenario, algorithm, seed and time. Under the name of an earlier run "
         "with `resume` it goes on where that one was.",
+    )
+    loggers: str = key(
+        "",
+        "Where else the metrics go, besides `metrics.jsonl`: any of `tensorboard`, `mlflow`, "
+        "`wandb`, separated by commas; each is an extra of the package.",
     )
     resume: bool = key(False, "Go on from the last checkpoint in the run's directory.")
     state_dir: str = key(
@@ -370,6 +375,16 @@ class RunConfig:
                 "such as 28,28 or 3,32,32"
             )
         return shape
+
+    def logger_names(self) -> list[str]:
+        """The loggers that ``loggers`` names."""
+        names = [name.strip() for name in self.loggers.split(",") if name.strip()]
+        if not set(names) <= set(LOGGERS):
+            raise ConfigError(
+                f"loggers = {self.loggers!r}: expected any of {', '.join(LOGGERS)}, separated by "
+                "commas"
+            )
+        return names
 
     def changed(self) -> dict[str, Scalar]:
         """The keys, with dashes, whose values differ from the defaults."""

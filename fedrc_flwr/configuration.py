@@ -206,6 +206,7 @@ def _check_names(config: RunConfig) -> None:
             "package.module:function"
         )
     config.shape()
+    config.logger_names()
     for name in ("concept_shares", "corrupted_shares"):
         value = getattr(config, name)
         if config.mix in MIXES and value != getattr(RunConfig, name):

@@ -16,6 +16,7 @@ ALGORITHMS = (
 SINGLE = ("fedavg", "fedprox", "feddecorr", "local", "pfedme", "apfl")
 #: Those whose client trains a network of its own rather than the broadcast ones.
 PERSONAL = ("fedsoft", "local", "pfedme", "apfl")
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
 #: Named mixes: shares of the concepts, and of each concept's clients that are corrupted.
 MIXES = {

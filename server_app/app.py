@@ -30,6 +30,7 @@ from fedrc_flwr.layout import fingerprint
 from fedrc_flwr.models import build_model
 from fedrc_flwr.report.figures import draw_mixture_weights
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, MetricsLog, read_events, write_json
+from fedrc_flwr.report.loggers import Loggers
 from fedrc_flwr.report.summary import summarise
 from fedrc_flwr.state import ServerState
 from server_app.enrolment import Roster
@@ -91,12 +92,14 @@ class Run:
         roster = Roster(grid, classes, config.window)
         self.strategy = FedRC(self.algorithm, state, roster, self.layout, classes, self._round_done)
         self._grid = grid
+        self.loggers = Loggers(config.logger_names(), lambda text: log(WARNING, "%s", text))
 
     def go(self) -> None:
         """Enrol, train, evaluate, and write the summary whatever happens."""
         config = self.config
         write_json(self.directory / CONFIG, config.to_dict())
         log(INFO, "results go to %s", self.directory)
+        self.loggers.start(config.to_dict(), self.directory, self.strategy.state.round + 1)
         try:
             trainers = config.min_clients or self.scenario.clients
             everybody = 0 if config.min_clients else len(self.scenario)
@@ -146,6 +149,7 @@ class Run:
             "server_peak_megabytes": _peak_megabytes(),
         }
         self.log.append(metrics)
+        self.loggers.round(metrics)
         checkpoint = Checkpoint(
             state,
             self.config.to_dict(),
@@ -162,4 +166,5 @@ class Run:
             draw_mixture_weights(state, self.directory / "mixture_weights.png")
         write_json(self.directory / SUMMARY, summary)
         self.log.append({"event": "end", **summary})
+        self.loggers.end(summary)
         log(INFO, "%s after %s rounds; results in %s", status, state.round, self.directory)

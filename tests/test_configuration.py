@@ -472,3 +472,10 @@ def test_scenario_files_and_settings_read_values_alike(tmp_path: Path) -> None:
 
     for name in ("alpha", "adaptive", "concept_shares", "corrupted_shares"):
         assert getattr(from_file, name) == getattr(from_settings, name)
+
+
+def test_loggers_are_named_with_commas_and_others_refused():
+    assert load_config({"loggers": "tensorboard, wandb"}).logger_names() == ["tensorboard", "wandb"]
+    assert load_config({}).logger_names() == []
+    with pytest.raises(ConfigError, match="loggers = 'tensorbord': expected any of tensorboard"):
+        load_config({"loggers": "tensorbord"})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrc_flwr.errors import FedRCError
+from fedrc_flwr.errors import DataError, FedRCError
 
 MISUSED = 2
 Run = Annotated[Path, typer.Argument(help="The run's directory.")]
@@ -15,7 +15,8 @@ Run = Annotated[Path, typer.Argument(help="The run's directory.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Hang the commands into ``fedrc``."""
-    app.command()(report)
+    for command in (report, watch):
+        app.command()(command)
 
 
 def report(
@@ -41,6 +42,32 @@ def report(
     typer.echo(f"report in {path.resolve()}")
     if figures is not None:
         typer.echo(f"{len(drawn)} pictures in {figures.resolve()}")
+
+
+def watch(
+    run: Run,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback a token is asked for.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+) -> None:
+    """Serve a run's page while the run goes on; it updates by itself."""
+    import secrets
+
+    from fedrc_flwr.report.watch import address_of, bind, serve
+
+    try:
+        if not run.is_dir():
+            raise DataError(f"{run}: no such directory; name the directory of a run")
+        listening, local = bind(host, port)
+    except FedRCError as error:
+        typer.echo(f"fedrc: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    token = None if local else secrets.token_urlsafe(24)
+    typer.echo(f"watching {run} on {address_of(listening, host, token)} (Ctrl-C ends it)")
+    if not local:
+        typer.echo("the page travels unencrypted: put TLS in front where the network is not yours")
+    serve(run, listening, token)
 
 
 def show_page(run: Path, err: bool = False) -> None:

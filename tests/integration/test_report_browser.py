@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import numpy as np
 import pytest
 from made_runs import SCRIPT, MadeRun
 from PIL import Image
+from processes import FEDRC, MARK, marked, wait_until
 
-from fedrc_flwr.report.log import METRICS
+from fedrc_flwr.report.log import METRICS, read_events
 from fedrc_flwr.report.page import write_page
 
 browser_module = pytest.importorskip("browser", reason="selenium is not installed")
@@ -23,7 +27,7 @@ ALL = {
     "seconds", "traffic", "epsilon",
 }  # fmt: skip
 #: For each figure: how many things its series hold, and how many pixels are not background.
-MARKS = """
+COUNT = """
 const found = {};
 for (const figure of document.querySelectorAll("figure")) {
   const box = figure.querySelector(".chart");
@@ -90,7 +94,7 @@ def test_every_chart_has_marks_and_the_console_is_silent(browser: Any, made: Mad
 
     opened(browser, made.directory)
 
-    marks = browser.run(MARKS)
+    marks = browser.run(COUNT)
     assert set(marks) == ALL
     # 6 wards x 2 clusters and 6 concepts; 3 failures; 4 clusters x 6 rounds
     assert {name: marks[name][0] for name in ("weights", "failures", "shares")} == {
@@ -138,8 +142,8 @@ def test_picking_a_cluster_shows_its_clients_alone(browser: Any, made: MadeRun) 
 
     assert len(everybody) == 7
     assert rows(browser) == ["ward-000", "ward-003", "observer-0"]
-    assert browser.run(MARKS)["weights"][0] == 2 * 2 + 2
-    assert browser.run(MARKS)["failures"][0] == 1
+    assert browser.run(COUNT)["weights"][0] == 2 * 2 + 2
+    assert browser.run(COUNT)["failures"][0] == 1
     assert browser.text("#shown") == "3 of 7 clients"
     browser.run("document.querySelector('#picker [data-cluster=\"all\"]').click()")
     assert rows(browser) == everybody
@@ -188,7 +192,7 @@ def test_light_dark_and_a_phone(
         opened(browser, made.directory)
         picture = browser.screenshot(tmp_path / f"{name}.png")
         overflow = browser.run("return document.documentElement.scrollWidth - innerWidth")
-        marks = browser.run(MARKS)
+        marks = browser.run(COUNT)
     finally:
         browser.look()
 
@@ -257,7 +261,7 @@ def test_runs_of_which_little_is_known(browser: Any, tmp_path: Path, kind: str) 
 
     opened(browser, run)
 
-    drawn = set(browser.run(MARKS))
+    drawn = set(browser.run(COUNT))
     if kind == "torn":
         assert drawn == ALL
         assert "2 rounds" in browser.text("#outcome")
@@ -277,5 +281,84 @@ def test_300_clients_over_200_rounds_open_and_can_be_picked(browser: Any, tmp_pa
     browser.run("document.querySelector('#picker [data-cluster=\"0\"]').click()")
 
     assert browser.text("#shown") == "101 of 301 clients"
-    assert browser.run(MARKS)["weights"][0] == 100 * 2 + 100
+    assert browser.run(COUNT)["weights"][0] == 100 * 2 + 100
     assert browser.errors() == []
+
+
+# --- a run that goes on --------------------------------------------------------------------------
+
+
+def watched(run: Path) -> tuple[subprocess.Popen[str], str]:
+    """`fedrc watch` and the address that it prints."""
+    process = subprocess.Popen(
+        [FEDRC, "watch", str(run)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().split(" on ")[1].split()[0]
+
+
+def last_round(browser: Any) -> int:
+    facts = browser.run(
+        "return [...document.querySelectorAll('#facts dd')].map((d) => d.innerText)"
+    )
+    return next((int(f.split(" of ")[0]) for f in facts if " of " in f), 0)
+
+
+@pytest.mark.timeout(1500)
+def test_watching_a_real_run_and_losing_both_ends(tmp_path: Path) -> None:
+    """New rounds appear without reloading; killing the viewer does not touch the run; the page of
+    the run that was then killed in mid-round opens from disk.
+    """
+    output, mark = tmp_path / "run", uuid.uuid4().hex
+    small = ["clients=6", "hidden=16", "clusters=3", "annealing-rounds=0", "rounds=1000"]
+    settings = [part for setting in small for part in ("--set", setting)]
+    run = subprocess.Popen(
+        [FEDRC, "simulate", "--output", str(output), *settings],
+        env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    window = Browser(tmp_path / "profile", network=True)
+    viewer = None
+
+    def done() -> int:
+        return len([e for e in read_events(output / METRICS) if e["event"] == "round"])
+
+    try:
+        wait_until(lambda: done() >= 2 or run.poll() is not None, "two rounds", 480)
+        assert run.poll() is None
+        viewer, address = watched(output)
+        window.open(address)
+        window.run("window.reloaded = false")
+        seen = last_round(window)
+        window.wait(lambda: last_round(window) >= seen + 2, 300)
+        assert window.run("return window.reloaded") is False
+        assert set(window.run(COUNT)) >= {"accuracy", "loss", "shares", "weights", "seconds"}
+        assert window.errors() == []
+
+        viewer.kill()
+        viewer.wait()
+        window.wait(lambda: "does not answer" in window.text("#written"), 60)
+        before = done()
+        wait_until(lambda: done() >= before + 2 or run.poll() is not None, "two more rounds", 300)
+        assert run.poll() is None
+
+        for process in marked(mark):
+            process.kill()
+        run.wait(timeout=60)
+        window.errors()
+        opened(window, output)
+        assert window.text("#status") == "not ended"
+        assert last_round(window) >= before
+        assert window.errors() == []
+    finally:
+        for process in marked(mark):
+            process.kill()
+        run.wait(timeout=60)
+        if viewer is not None:
+            viewer.kill()
+            viewer.wait()
+        window.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -423,3 +424,22 @@ def test_every_algorithm_resumes_to_the_same_models(tmp_path: Path, algorithm: s
         np.testing.assert_allclose(second.strategy.state.models[cluster], vector, atol=1e-6)
     final = [rounds_of(tmp_path / part)[-1]["clients"] for part in ("a", "b")]
     assert final[0] == final[1]
+
+
+def test_metrics_reach_tensorboard_and_a_broken_logger_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run, _ = make_run(tmp_path, loggers="tensorboard,wandb")
+
+    run.go()
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    told = [(e["round"], e["loss"]) for e in rounds_of(tmp_path)]
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (number, pytest.approx(loss)) for number, loss in told
+    ]
+    assert len(told) == 3
+    assert summary_of(tmp_path)["status"] == "completed"

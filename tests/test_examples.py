@@ -1,0 +1,81 @@
+"""The examples do what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from federation import Federation
+from PIL import Image
+
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.report.summary import adjusted_rand_index
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    specification = importlib.util.find_spec(name)
+    assert specification is not None
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_robust_cluster_groups_by_meaning(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    toy = load("toy_case", monkeypatch)
+    everything = toy.datasets(np.random.default_rng(seed))
+
+    found = toy.cluster(everything, robust=True, seed=seed)
+
+    first, second, third = found.weights[-1].argmax(axis=1)
+    assert first == second != third
+    assert [found.accuracy(i, data) for i, data in enumerate(everything)] == [1.0, 1.0, 1.0]
+
+
+def test_likelihood_groups_by_looks_and_cannot_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = load("toy_case", monkeypatch)
+    everything = toy.datasets(np.random.default_rng(0))
+
+    found = toy.cluster(everything, robust=False)
+
+    first, second, third = found.weights[-1].argmax(axis=1)
+    assert first == third != second
+    # Side by side, 1 and 3 contradict each other: together they cannot both be right.
+    assert found.accuracy(0, everything[0]) + found.accuracy(2, everything[2]) <= 1.01
+
+
+def test_toy_case_draws_its_picture(tmp_path: Path) -> None:
+    target = tmp_path / "toy.png"
+
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "toy_case.py"), str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "RobustCluster: weights" in done.stdout
+    with Image.open(target) as image:
+        assert len(image.convert("RGB").getcolors(1 << 24) or []) > 100
+
+
+def test_own_data_and_own_network_find_the_schools(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = load("own_data", monkeypatch)
+    settings: dict[str, Any] = own.SETTINGS
+    federation = Federation(load_config(settings))
+
+    for _ in range(settings["rounds"]):
+        federation.round()
+
+    assert adjusted_rand_index(federation.state) == 1.0
+    assert len(federation.state.clusters) == 2
+    members = [m for m in federation.evaluate().values() if m["samples"]]
+    assert np.mean([m["accuracy"] for m in members]) > 0.85
