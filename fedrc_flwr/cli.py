@@ -13,6 +13,7 @@ from deploy.cli import add_commands
 from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
+from fedrc_flwr.inference_cli import add_commands as add_inference_commands
 
 app = typer.Typer(
     help="Robust clustered federated learning on Flower.",
@@ -164,6 +165,7 @@ def resumed_settings(directory: Path) -> dict[str, Any]:
 
 
 add_commands(app)
+add_inference_commands(app)
 
 if __name__ == "__main__":
     app()
