@@ -37,7 +37,8 @@ class Prediction:
     @property
     def labels(self) -> NDArray[np.int64]:
         """The likeliest classes, (N,)."""
-        return self.probabilities.argmax(axis=1)
+        likeliest: NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return likeliest
 
 
 def predict(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import itertools
 import zipfile
 import zlib
@@ -153,19 +152,16 @@ def _from_csv(
     """
     if len(input_shape) != 1:
         raise _wrong_shape(path, input_shape, "rows of a table")
-    opened: IO[bytes] = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
     try:
-        with opened, io.TextIOWrapper(opened, "utf-8-sig", newline="") as text:
-            rows = (row for row in csv.reader(text) if row)
+        with _opened(path) as text:
+            rows: Iterator[list[str]] = (row for row in csv.reader(text) if row)
             first = next(rows, None)
             if first is None:
                 return
             names = [name.strip() for name in first]
             if all(_is_number(name) for name in names):
-                names, rows = (
-                    [str(place) for place in range(len(names))],
-                    itertools.chain([first], rows),
-                )
+                names = [str(place) for place in range(len(names))]
+                rows = itertools.chain([first], rows)
             features = [place for place, name in enumerate(names) if name not in ABOUT]
             label = next((place for place in features if names[place] == "y"), None)
             if label is None and len(features) == input_shape[0] + 1:
@@ -184,6 +180,12 @@ def _from_csv(
                 yield np.stack(columns, axis=1), found
     except (*_TORN, csv.Error) as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _from_folder(
