@@ -21,7 +21,7 @@ from fedrc_flwr.inference.personal import Personal
 SERVER, VERSION = "fedrc-flwr", "1"
 INPUT, PROBABILITIES, LABEL = "input", "probabilities", "label"
 #: The protocol's names of what is understood, and what they are in memory.
-INPUT_TYPES = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+INPUT_TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 OUTPUT_TYPES = {PROBABILITIES: "FP32", LABEL: "INT64"}
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrc_flwr.inference.trained import Trained
+from fedrc_flwr.inference.trained import Trained, as_tensor
 from fedrc_flwr.inference.weights import Weights
 
 #: Clusters with a smaller weight are left out: no probability changes by more than their sum.
@@ -97,7 +97,7 @@ def torch_runner(
 
     @torch.inference_mode()
     def run(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        tensor = torch.from_numpy(np.ascontiguousarray(inputs)).to(device)
+        tensor = as_tensor(inputs).to(device)
         probabilities: NDArray[np.float32] = module(tensor).float().cpu().numpy()
         return probabilities
 

@@ -75,6 +75,7 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
         loop.add_signal_handler(number, stop.set)
     try:
         rpc, port, checks = _grpc_server(endpoint, options, credentials)
+        await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         await rpc.start()
         where = f"gRPC on {options.host}:{port}"
         web = None
@@ -107,7 +108,6 @@ def _grpc_server(
     server.add_generic_rpc_handlers((handlers(endpoint),))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    checks._server_status[SERVICE] = health_pb2.HealthCheckResponse.SERVING
     address = f"{options.host}:{options.port}"
     try:
         port = (
@@ -179,10 +179,8 @@ def _credentials(options: ServeOptions) -> Any:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             str(options.tls_cert), str(options.tls_key)
         )
-        certificate, key = (
-            Path(str(options.tls_cert)).read_bytes(),
-            Path(str(options.tls_key)).read_bytes(),
-        )
+        certificate = Path(str(options.tls_cert)).read_bytes()
+        key = Path(str(options.tls_key)).read_bytes()
         authority = options.tls_client_ca.read_bytes() if options.tls_client_ca else None
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"TLS: certificate and key cannot be used: {error}") from None

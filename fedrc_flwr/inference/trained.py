@@ -60,7 +60,7 @@ class Trained:
                 f"expected samples of the shape {self.input_shape}, as {self.where} was trained "
                 f"on, found {inputs.shape[1:]}"
             )
-        tensor = torch.from_numpy(inputs).to(self.bank.device)
+        tensor = as_tensor(inputs).to(self.bank.device)
         return log_probabilities(self.bank, tensor, len(self.clusters))
 
 
@@ -166,6 +166,11 @@ def _device(name: str) -> torch.device:
         raise ConfigError(
             f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
         ) from None
+
+
+def as_tensor(inputs: NDArray[np.float32]) -> Tensor:
+    """An array as a tensor; torch wants to be allowed to write to it."""
+    return torch.from_numpy(np.require(inputs, requirements=["C", "W"]))
 
 
 def is_checkpoint(path: Path) -> bool:
