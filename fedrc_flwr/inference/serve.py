@@ -75,12 +75,11 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
         loop.add_signal_handler(number, stop.set)
     try:
         rpc, port, checks = _grpc_server(endpoint, options, credentials)
+        web = None if options.http_port is None else _HttpServer(endpoint, options)
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         await rpc.start()
         where = f"gRPC on {options.host}:{port}"
-        web = None
-        if options.http_port is not None:
-            web = _HttpServer(endpoint, options)
+        if web is not None:
             await web.start()
             where += f", HTTP on {options.host}:{web.port}"
         say(f"serving {options.name}: {where}" + (", with TLS" if credentials else ""))
@@ -158,7 +157,9 @@ class _HttpServer:
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
-        while not self._server.started and not self._task.done():
+        while not self._server.started:
+            if self._task.done():
+                raise ConfigError(f"HTTP on port {self.port} did not start")
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
