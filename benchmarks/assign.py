@@ -13,6 +13,7 @@ python benchmarks/assign.py outputs/fashion
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def main() -> None:
         sure += [stated for _, stated, _ in of_size]
     print("\n| stated sureness | draws | mean stated | right |\n|---|---|---|---|")
     stated, hits = np.array(sure), np.array(right)
-    for low, high in zip(BINS, BINS[1:], strict=False):
+    for low, high in itertools.pairwise(BINS):
         inside = (stated > low) & (stated <= high)
         if inside.any():
             print(

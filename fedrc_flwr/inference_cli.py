@@ -163,10 +163,9 @@ def serve(
     device: Device = "cpu",
 ) -> None:
     """Serve one client's model over the Open Inference Protocol (v2), until told to stop."""
-    from fedrc_flwr.inference import load_exported, personal
+    from fedrc_flwr.inference import ServeOptions, load_exported, personal
+    from fedrc_flwr.inference import serve as run
     from fedrc_flwr.inference.predict import runs_hard
-    from fedrc_flwr.inference.serve import ServeOptions
-    from fedrc_flwr.inference.serve import serve as run
     from fedrc_flwr.inference.trained import is_checkpoint
 
     try:

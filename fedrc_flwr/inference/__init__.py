@@ -11,6 +11,7 @@ from fedrc_flwr.inference.samples import (
     read_labelled,
     scenario_client,
 )
+from fedrc_flwr.inference.serve import ServeOptions, serve
 from fedrc_flwr.inference.trained import Trained, load_trained
 from fedrc_flwr.inference.weights import Weights, read_weights, state_weights, write_weights
 
@@ -19,6 +20,7 @@ __all__ = [
     "Batch",
     "Personal",
     "Prediction",
+    "ServeOptions",
     "Trained",
     "Weights",
     "assign",
@@ -32,6 +34,7 @@ __all__ = [
     "read_labelled",
     "read_weights",
     "scenario_client",
+    "serve",
     "state_weights",
     "write_predictions",
     "write_weights",

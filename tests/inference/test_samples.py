@@ -200,5 +200,5 @@ def test_client_of_the_scenario_is_found_by_its_name(name: str) -> None:
 
 
 def test_unknown_client_is_refused() -> None:
-    with pytest.raises(DataError, match="'nobody'.*client-00 to observer-2"):
+    with pytest.raises(DataError, match=r"'nobody'.*client-00 to observer-2"):
         scenario_client(run_config(), "nobody")
