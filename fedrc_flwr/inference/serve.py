@@ -20,6 +20,9 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.inference.personal import Personal
 from fedrc_flwr.inference.protocol import SERVICE
 
+#: Requests that may wait to be looked at, for each one that may be under way.
+PENDING = 4
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -102,6 +105,11 @@ def _grpc_server(
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a lottery
+            # gRPC cancels requests that wait for Python without a word, from 1000 of them or 30
+            # seconds on. The endpoint's own limit tells its reason, and clients have deadlines.
+            ("grpc.server.max_pending_requests", PENDING * options.max_requests),
+            ("grpc.server.max_pending_requests_hard_limit", PENDING * options.max_requests),
+            ("grpc.server_max_unrequested_time_in_server", 3600),
         ]
     )
     server.add_generic_rpc_handlers((handlers(endpoint),))

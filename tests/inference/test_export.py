@@ -56,7 +56,7 @@ WITH_TORCH = """
 WITH_ONNX = """
     import onnxruntime
     session = onnxruntime.InferenceSession({model!r}, providers=["CPUExecutionProvider"])
-    run = lambda x: session.run(["probabilities"], {{"input": x}})[0]
+    run = lambda x: session.run(["probabilities"], dict(input=x))[0]
 """
 
 
