@@ -16,11 +16,13 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 
 from fedrc_flwr.inference import load_trained, personal, read_weights
 from fedrc_flwr.inference.protocol import MESSAGES, SERVICE
 
 TOLERANCE = 1e-5
+BARE_SECONDS = 3.0
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--batch-delay-ms", default="0")
     arguments = parser.parse_args()
     trained = load_trained(arguments.run)
     model = personal(trained, read_weights(arguments.weights, trained), hard=False)
@@ -37,21 +40,32 @@ def main() -> None:
     command = [
         str(Path(sys.executable).parent / "fedrc"), "serve", str(arguments.run), "--weights",
         str(arguments.weights), "--port", "0", "--max-requests", str(2 * arguments.requests),
+        "--batch-delay-ms", arguments.batch_delay_ms,
     ]  # fmt: skip
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split("gRPC on ")[1].strip()
-        print("| samples a request | under way | requests/s | ratio to bare | p50 | p90 | p99 ms |")
-        print("|---|---|---|---|---|---|---|")
+        process = psutil.Process(server.pid)
+        print("Ratios to the bare model in a loop: requests a second, and a second of CPU.\n")
+        print(
+            "| samples a request | under way | requests/s | ratio | CPU ratio | p50, p90, p99 ms |"
+        )
+        print("|---|---|---|---|---|---|")
         for size, under_way, requests in (
             (1, 1, 500), (1, 32, 3000), (1, 256, 5000), (64, 16, 500),
         ):  # fmt: skip
-            bare = bare_rate(model.probabilities, inputs, size)
+            bare, bare_cpu = bare_rates(model.probabilities, inputs, size)
             load = Load(address, inputs, expected, size)
+            before = cpu_seconds(process)
             rate, latencies = asyncio.run(load.run(min(requests, arguments.requests), under_way))
-            told = " | ".join(f"{value:.1f}" for value in np.percentile(latencies, [50, 90, 99]))
-            print(f"| {size} | {under_way} | {rate:.0f} | {rate / bare:.2f} | {told} |", flush=True)
+            cpu = len(latencies) / (cpu_seconds(process) - before)
+            told = ", ".join(f"{value:.1f}" for value in np.percentile(latencies, [50, 90, 99]))
+            print(
+                f"| {size} | {under_way} | {rate:.0f} | {rate / bare:.2f} | {cpu / bare_cpu:.2f} "
+                f"| {told} |",
+                flush=True,
+            )
         load = Load(address, inputs, expected, 1)
         rate, latencies = asyncio.run(load.run(arguments.requests, arguments.requests))
         print(
@@ -64,14 +78,19 @@ def main() -> None:
         print(f"server's exit code {server.wait(60)}")
 
 
-def bare_rate(run: Any, inputs: np.ndarray, size: int) -> float:
-    """Requests of ``size`` samples that the model alone answers in a second, one by one."""
-    calls, ends = 0, time.perf_counter() + 3
+def bare_rates(run: Any, inputs: np.ndarray, size: int) -> tuple[float, float]:
+    """Requests of ``size`` samples that the model alone answers, one by one: a second, a CPU's."""
+    calls, ends, before = 0, time.perf_counter() + BARE_SECONDS, time.process_time()
     while time.perf_counter() < ends:
         start = calls * size % (len(inputs) - size + 1)
         run(inputs[start : start + size])
         calls += 1
-    return calls / 3
+    return calls / BARE_SECONDS, calls / (time.process_time() - before)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 class Load:
