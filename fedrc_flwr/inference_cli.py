@@ -148,9 +148,6 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Only clients with a certificate of this CA, PEM.")
-    ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Samples the model gets at once.")] = 256,
     batch_delay_ms: Annotated[
         float, typer.Option(min=0, help="How long to wait for more of them.")
@@ -179,7 +176,7 @@ def serve(
             served = load_exported(model)
         options = ServeOptions(
             name=name, host=host, port=port, http_port=http_port, tls_cert=tls_cert,
-            tls_key=tls_key, tls_client_ca=tls_client_ca, max_batch=max_batch,
+            tls_key=tls_key, max_batch=max_batch,
             batch_delay=batch_delay_ms / 1000, max_requests=max_requests,
             max_message_bytes=int(max_message_mb * 2**20), grace=grace_seconds,
         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import ssl
@@ -41,7 +40,6 @@ class ServeOptions:
     http_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    tls_client_ca: Path | None = None
     max_batch: int = 256
     batch_delay: float = 0.0
     max_requests: int = 1024
@@ -153,9 +151,6 @@ class _HttpServer:
         tls: dict[str, Any] = {}
         if options.tls_cert is not None:
             tls = {"ssl_certfile": options.tls_cert, "ssl_keyfile": options.tls_key}
-        if options.tls_client_ca is not None:
-            tls |= {"ssl_ca_certs": os.fspath(options.tls_client_ca),
-                    "ssl_cert_reqs": ssl.CERT_REQUIRED}  # fmt: skip
         config = uvicorn.Config(
             application(endpoint, options.max_message_bytes), log_level="warning",
             timeout_graceful_shutdown=max(1, round(options.grace)), lifespan="off", **tls,
@@ -180,17 +175,16 @@ def _credentials(options: ServeOptions) -> Any:
     """What the gRPC server shows of itself, checked before it starts; None without TLS."""
     files = {"--tls-cert": options.tls_cert, "--tls-key": options.tls_key}
     given = [name for name, path in files.items() if path is not None]
-    if not given and options.tls_client_ca is None:
+    if not given:
         return None
     if len(given) != 2:
-        raise ConfigError(f"TLS: expected --tls-cert and --tls-key, found {given or 'neither'}")
+        raise ConfigError(f"TLS: expected --tls-cert and --tls-key, found {given[0]} alone")
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
             str(options.tls_cert), str(options.tls_key)
         )
         certificate = Path(str(options.tls_cert)).read_bytes()
         key = Path(str(options.tls_key)).read_bytes()
-        authority = options.tls_client_ca.read_bytes() if options.tls_client_ca else None
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"TLS: certificate and key cannot be used: {error}") from None
-    return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
+    return grpc.ssl_server_credentials([(key, certificate)])
