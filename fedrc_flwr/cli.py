@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli import add_commands
+from deploy import cli as deploy_cli
+from fedrc_flwr import inference_cli
 from fedrc_flwr.checkpoint import has_checkpoint
-from fedrc_flwr.compare import cli as compare
+from fedrc_flwr.compare import cli as compare_cli
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
 from fedrc_flwr.report import cli as report_cli
@@ -167,9 +168,8 @@ def resumed_settings(directory: Path) -> dict[str, Any]:
     return {**given, "resume": True}
 
 
-compare.add_commands(app)
-add_commands(app)
-report_cli.add_commands(app)
+for commands in (compare_cli, report_cli, inference_cli, deploy_cli):
+    commands.add_commands(app)
 
 if __name__ == "__main__":
     app()

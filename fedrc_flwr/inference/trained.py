@@ -1,0 +1,178 @@
+"""A federation's models as a checkpoint holds them, ready to score samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedrc_flwr.algorithms import build_algorithm
+from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm
+from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, latest_checkpoint, load_checkpoint
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
+from fedrc_flwr.models import build_model
+from fedrc_flwr.state import Membership, ServerState
+from fedrc_flwr.training import ModelBank, log_probabilities
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of one checkpoint.
+
+    Parameters
+    ----------
+    where : the checkpoint's path, for messages
+    broadcast : what the run's clients got for their last evaluation: models and label prior
+    """
+
+    where: Path
+    config: RunConfig
+    state: ServerState
+    input_shape: tuple[int, ...]
+    classes: int
+    layout: str
+    bank: ModelBank
+    algorithm: ClusteredAlgorithm
+    broadcast: Broadcast
+
+    @property
+    def membership(self) -> Membership:
+        """The clusters that are alive, and what became of the others."""
+        return self.state.membership
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """Ids of the living clusters."""
+        return self.state.clusters
+
+    def log_probabilities(self, inputs: NDArray[np.float32]) -> Tensor:
+        """Log of every cluster's predicted probabilities, (N, K, C), as in the run itself."""
+        if inputs.shape[1:] != self.input_shape:
+            raise DataError(
+                f"expected samples of the shape {self.input_shape}, as {self.where} was trained "
+                f"on, found {inputs.shape[1:]}"
+            )
+        tensor = as_tensor(inputs).to(self.bank.device)
+        return log_probabilities(self.bank, tensor, len(self.clusters))
+
+
+def load_trained(
+    path: Path | str, device: str = "cpu", warn: Callable[[str], None] | None = None
+) -> Trained:
+    """The models in a run's directory (its newest checkpoint) or in one checkpoint file.
+
+    Parameters
+    ----------
+    warn : called for each newer checkpoint of the directory that cannot be read
+    """
+    path = Path(path)
+    checkpoint, where = _find(path, warn or (lambda text: None))
+    config = _config(checkpoint, where)
+    bank = _bank(checkpoint, config, where, device)
+    algorithm = build_algorithm(config)
+    state = checkpoint.state
+    _check_counts(checkpoint, where)
+    return Trained(
+        where=where,
+        config=config,
+        state=state,
+        input_shape=checkpoint.input_shape,
+        classes=checkpoint.classes,
+        layout=checkpoint.layout,
+        bank=bank,
+        algorithm=algorithm,
+        broadcast=algorithm.broadcast(state, state.round, checkpoint.classes),
+    )
+
+
+def _find(path: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, Path]:
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: no such file or directory: expected a run's directory or a checkpoint of it"
+        )
+    if not path.is_dir():
+        return load_checkpoint(path), path
+    folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    checkpoint, problems = latest_checkpoint(folder)
+    for problem in problems:
+        warn(f"skipped: {problem}")
+    return checkpoint, folder / f"round-{checkpoint.state.round:06d}.safetensors"
+
+
+def _config(checkpoint: Checkpoint, where: Path) -> RunConfig:
+    """The run's configuration; its scenario file is not needed, since every key is in here."""
+    try:
+        known = load_config({**checkpoint.config, "scenario": RunConfig.scenario})
+        return replace(known, scenario=str(checkpoint.config["scenario"]))
+    except (ConfigError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{where}: its configuration cannot be used here: {error}") from None
+
+
+def _bank(checkpoint: Checkpoint, config: RunConfig, where: Path, device: str) -> ModelBank:
+    state, shape, classes = checkpoint.state, checkpoint.input_shape, checkpoint.classes
+    try:
+        models = [
+            build_model(config, shape, classes, seed=0, weights=False) for _ in state.clusters
+        ]
+    except (ConfigError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{where}: its network cannot be built: {error}") from None
+    bank = ModelBank(models, _device(device), config.shared_body, config.mixed_precision)
+    if bank.layout != checkpoint.layout:
+        raise CheckpointError(
+            f"{where}: holds a network of layout {checkpoint.layout}, but model = "
+            f"{config.model!r} for inputs {shape} and {classes} classes has layout {bank.layout}: "
+            "use the version and the network with which it was trained"
+        )
+    if (state.body is None) == config.shared_body:
+        found = "none" if state.body is None else "one"
+        raise CheckpointError(
+            f"{where}: shared-body = {config.shared_body} expects "
+            f"{'one' if config.shared_body else 'no'} body, found {found}"
+        )
+    try:
+        bank.load([state.models[c] for c in state.clusters], state.body)
+    except WireError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    for cluster, vector in [*state.models.items(), ("body", state.body)]:
+        if vector is not None and not np.isfinite(vector).all():
+            raise CheckpointError(f"{where}: model {cluster} holds NaN or infinity")
+    return bank
+
+
+def _check_counts(checkpoint: Checkpoint, where: Path) -> None:
+    expected = (len(checkpoint.state.clusters), checkpoint.classes)
+    for name, record in checkpoint.state.clients.items():
+        if record.label_counts is not None and record.label_counts.shape != expected:
+            raise CheckpointError(
+                f"{where}: expected label counts of {expected[0]} clusters and {expected[1]} "
+                f"classes, found {record.label_counts.shape} of {name}"
+            )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
+        ) from None
+
+
+def as_tensor(inputs: NDArray[np.float32]) -> Tensor:
+    """An array as a tensor; torch wants to be allowed to write to it."""
+    return torch.from_numpy(np.require(inputs, requirements=["C", "W"]))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path names a run or a checkpoint, rather than an exported model."""
+    return path.is_dir() or os.fspath(path).endswith(".safetensors")

@@ -1,0 +1,234 @@
+"""The commands ``fedrc assign``, ``predict``, ``export`` and ``serve``.
+
+Thin on ``fedrc_flwr.inference``, and outside of it: importing that package takes seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrc_flwr.errors import ConfigError, FedRCError
+
+if TYPE_CHECKING:
+    from fedrc_flwr.inference.assign import Assignment
+    from fedrc_flwr.inference.trained import Trained
+    from fedrc_flwr.inference.weights import Weights
+
+MISUSED = 2
+Run = Annotated[Path, typer.Argument(help="A run's directory, or one checkpoint of it.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Your samples: a .npz or .csv file, or a folder of images.")
+]
+Client = Annotated[
+    str | None, typer.Option(help="A client or observer of the run's scenario instead.")
+]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="What fedrc assign wrote.")]
+State = Annotated[
+    Path | None,
+    typer.Option(help="The state directory of a client that trained, instead of weights."),
+]
+Hard = Annotated[
+    bool | None,
+    typer.Option("--hard/--soft", help="The likeliest model alone, or all; default: as the run."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Hang these commands into ``fedrc``."""
+    for command in (assign, predict, export, serve):
+        app.command()(command)
+
+
+def assign(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Where the weights go, as JSON.")],
+    data: Data = None,
+    client: Client = None,
+    device: Device = "cpu",
+) -> None:
+    """Find a client's mixture weights from its labelled samples, and say how sure they are."""
+    from fedrc_flwr.inference import assign as find
+    from fedrc_flwr.inference import read_labelled, scenario_client, write_weights
+
+    try:
+        _either("--data", data, "--client", client)
+        trained = _load(run, device)
+        samples = (
+            read_labelled(data, trained.input_shape, trained.classes)
+            if data is not None
+            else scenario_client(trained.config, str(client)).fit
+        )
+        found = find(trained, samples)
+        try:
+            write_weights(out, trained, found.weights, found.to_dict())
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error}") from None
+    except FedRCError as error:
+        raise _refused(error) from None
+    for line in _lines(found):
+        typer.echo(line)
+    typer.echo(f"weights in {out}")
+
+
+def predict(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Where they go: .csv, .parquet or .npz.")],
+    data: Data = None,
+    client: Client = None,
+    weights: WeightsFile = None,
+    state: State = None,
+    hard: Hard = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities/--labels", help="Probabilities too, or labels alone.")
+    ] = True,
+    batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 1024,
+    device: Device = "cpu",
+) -> None:
+    """Predict labels for samples, which need not have any; with --client, for its test part."""
+    from fedrc_flwr.inference import in_batches, read_batches, scenario_client, write_predictions
+    from fedrc_flwr.inference import predict as predicted
+    from fedrc_flwr.inference.predict import check_output
+
+    try:
+        _either("--data", data, "--client", client)
+        check_output(out)
+        trained = _load(run, device)
+        mine = _weights(trained, weights, state)
+        batches = (
+            read_batches(data, trained.input_shape, trained.classes, batch)
+            if data is not None
+            else in_batches(scenario_client(trained.config, str(client)).test, batch)
+        )
+        tally = write_predictions(
+            out, predicted(trained, mine, batches, hard), trained.classes, probabilities
+        )
+    except FedRCError as error:
+        raise _refused(error) from None
+    typer.echo(f"{tally.samples} predictions in {out}")
+    if tally.accuracy is not None:
+        typer.echo(f"accuracy on the {tally.labelled} samples with a label: {tally.accuracy:.6f}")
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="model.pt2 (torch.export) or model.onnx.")],
+    weights: WeightsFile = None,
+    state: State = None,
+    hard: Hard = None,
+) -> None:
+    """Write one client's model as a single file that runs without this package."""
+    from fedrc_flwr.inference import export_model
+    from fedrc_flwr.inference.export import check_export
+    from fedrc_flwr.inference.predict import runs_hard
+
+    try:
+        check_export(out)
+        trained = _load(run, "cpu")
+        mine = _weights(trained, weights, state)
+        export_model(out, trained, mine, runs_hard(trained) if hard is None else hard)
+    except FedRCError as error:
+        raise _refused(error) from None
+    typer.echo(f"model in {out}, {out.stat().st_size} bytes")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="A run, a checkpoint, or an exported model.")],
+    weights: WeightsFile = None,
+    state: State = None,
+    hard: Hard = None,
+    name: Annotated[str, typer.Option(help="The model's name for those who ask.")] = "fedrc",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For gRPC; 0: any.")] = 8001,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="For HTTP and /metrics; unset: none.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Samples the model gets at once.")] = 256,
+    batch_delay_ms: Annotated[
+        float, typer.Option(min=0, help="How long to wait for more of them.")
+    ] = 0.0,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 1024,
+    max_message_mb: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 16.0,
+    grace_seconds: Annotated[
+        float, typer.Option(min=0, help="For what is under way when told to stop.")
+    ] = 30.0,
+    device: Device = "cpu",
+) -> None:
+    """Serve one client's model over the Open Inference Protocol (v2), until told to stop."""
+    from fedrc_flwr.inference import ServeOptions, load_exported, personal
+    from fedrc_flwr.inference import serve as run
+    from fedrc_flwr.inference.predict import runs_hard
+    from fedrc_flwr.inference.trained import is_checkpoint
+
+    try:
+        if is_checkpoint(model):
+            trained = _load(model, device)
+            mine = _weights(trained, weights, state)
+            served = personal(trained, mine, runs_hard(trained) if hard is None else hard)
+        else:
+            if weights is not None or state is not None or hard is not None:
+                raise ConfigError(f"{model}: an exported model has its weights baked in: give none")
+            served = load_exported(model)
+        options = ServeOptions(
+            name=name, host=host, port=port, http_port=http_port, tls_cert=tls_cert,
+            tls_key=tls_key, max_batch=max_batch,
+            batch_delay=batch_delay_ms / 1000, max_requests=max_requests,
+            max_message_bytes=int(max_message_mb * 2**20), grace=grace_seconds,
+        )  # fmt: skip
+        run(served, options, typer.echo)
+    except FedRCError as error:
+        raise _refused(error) from None
+
+
+def _load(path: Path, device: str) -> Trained:
+    from fedrc_flwr.inference import load_trained
+
+    return load_trained(path, device, lambda text: typer.echo(f"fedrc: {text}", err=True))
+
+
+def _weights(trained: Trained, weights: Path | None, state: Path | None) -> Weights:
+    from fedrc_flwr.inference import read_weights, state_weights
+
+    _either("--weights", weights, "--state", state)
+    if weights is not None:
+        return read_weights(weights, trained)
+    return state_weights(Path(str(state)), trained)
+
+
+def _either(one: str, first: object, other: str, second: object) -> None:
+    if (first is None) == (second is None):
+        found = "neither" if first is None else "both"
+        raise ConfigError(f"expected either {one} or {other}, found {found}")
+
+
+def _refused(error: FedRCError) -> typer.Exit:
+    typer.echo(f"fedrc: {error}", err=True)
+    return typer.Exit(MISUSED)
+
+
+def _lines(found: Assignment) -> list[str]:
+    """What an assignment says, for a person."""
+    pairs = zip(found.weights.clusters, found.weights.values, strict=True)
+    lines = [
+        "mixture weights: " + "  ".join(f"cluster {c}: {value:.4f}" for c, value in pairs),
+        f"entropy {found.entropy:.3f} nats, margin {found.margin:.3f}",
+        f"with half of the samples left out: {found.agreement:.0%} come to the same cluster, "
+        f"weights move by {found.movement:.3f}",
+        f"cluster {found.weights.best} is the right one with a probability of at least "
+        f"{found.sureness:.2f}, from {found.samples} samples",
+        f"{len(found.unfamiliar)} of {found.samples} samples disagree with every cluster "
+        f"({found.unfamiliar_share:.0%})",
+    ]
+    if found.unseen_concept:
+        lines.append(
+            "the labels mean something that this federation has not seen: do not rely on its "
+            "predictions"
+        )
+    elif found.sureness < 0.9:
+        lines.append("more labelled samples would make this surer")
+    return lines
