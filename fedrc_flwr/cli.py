@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from deploy.cli import add_commands
-from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
 
@@ -98,6 +97,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a federation of virtual clients on this machine, through Flower's simulation engine."""
+    from fedrc_flwr.checkpoint import has_checkpoint
     from fedrc_flwr.data.own import located
     from fedrc_flwr.data.scenario import scenario_of
     from fedrc_flwr.report.terminal import Terminal, summary_lines
