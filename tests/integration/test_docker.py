@@ -199,7 +199,7 @@ def test_compose_accepts_the_files_and_names_a_missing_value(
 def federation(
     settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Project, Path]]:
-    """The demo's federation, kept up, with its SuperLink published on the engine's bridge."""
+    """The demo's federation, kept up, with its gate published on the engine's bridge."""
     bridge = json.loads(call("docker", "network", "inspect", "bridge"))[0]
     gateway = bridge["IPAM"]["Config"][0]["Gateway"]
     outputs = lend(tmp_path_factory.mktemp("federation") / "outputs")
@@ -209,8 +209,8 @@ def federation(
     }  # fmt: skip
     project = Project("fedrc-kept", ["compose.yml", "compose.open.yml"], environment)
     try:
-        project("up", "-d", *LASTING)
-        project.wait_until_healthy(LASTING)
+        project("up", "-d", "gate", *LASTING)
+        project.wait_until_healthy(["gate", *LASTING])
         yield project, outputs
     finally:
         project("down", "--volumes", "--timeout", "5")
@@ -278,6 +278,35 @@ def test_a_container_whose_program_dies_is_restarted_by_its_policy(
     wait_until(lambda: project.containers().get("client-2", before)["RestartCount"]
                > before["RestartCount"], "the restart", 60)  # fmt: skip
     project.wait_until_healthy(["client-2"])
+
+
+# Run inside a container that has the federation's ca.crt: the status of each answer.
+ASK = """
+import http.client, ssl, sys
+context = ssl.create_default_context(cafile="/certificates/ca.crt")
+context.check_hostname = False
+for path in sys.argv[2:]:
+    connection = http.client.HTTPSConnection(sys.argv[1], context=context)
+    connection.request("POST", path, b"")
+    print(connection.getresponse().status)
+"""
+
+
+def test_the_gate_lets_nodes_through_and_no_operator(federation: tuple[Project, Path]) -> None:
+    project, _ = federation
+    control, fleet = "/v1/control/list-runs", "/v1/fleet/pull-messages"
+    others = ["/v1/fleet/../control/list-runs", "/v1/fleet/..%2fcontrol/list-runs", "/v1/runtime/x"]
+
+    def ask(host: str) -> list[int]:
+        python = ("exec", "-T", "superlink", "/opt/fedrc/bin/python3", "-c", ASK)
+        return [int(line) for line in project(*python, host, control, fleet, *others).split()]
+
+    gate, behind = ask("gate:8000"), ask("superlink:8000")
+
+    assert behind[0] == 200, "whoever reaches the SuperLink itself is served"
+    assert gate[0] == 404
+    assert gate[2:] == [404] * 3
+    assert gate[1] == behind[1] == 401, "a node without a key gets as far as being refused"
 
 
 def test_an_edge_machine_joins_from_a_network_of_its_own_and_takes_part(
