@@ -35,7 +35,7 @@ from fedrc_flwr.simulation import simulate
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
 
 IMAGES = ("fedrc-flwr-server", "fedrc-flwr-client")
-RUN = ["run", "/etc/fedrc/superlink.yaml", "--scenario", "digits-edge"]
+RUN = ["run", "/etc/fedrc/superlink.yaml", "--scenario=digits-edge", "--set=enrolment-timeout=600"]
 # A key's first line and the beginning of what it holds: code that only names the line is none.
 KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
 
