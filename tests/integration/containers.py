@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ class Project:
 
     def wait_until_healthy(self, names: Sequence[str], seconds: float = 600) -> None:
         def well() -> bool:
+            time.sleep(2)  # asking costs the engine some work
             health = self.health()
             return all(health.get(name) == "healthy" for name in names)
 

@@ -5,7 +5,7 @@
 #   engine.sh images   makes a base image without pulling where nothing can be pulled; builds
 #   engine.sh stop     stops the engine if `start` started it
 #
-# Where the machine does not allow it, `start` prints "skipped: " and why, and exits with 3.
+# Where the machine does not allow it, they print "skipped: " and why, and exit with 3.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 state=${FEDRC_ENGINE_STATE:-${TMPDIR:-/tmp}/fedrc-engine}
@@ -60,7 +60,8 @@ bootstrap() {
         'Created-By: Packages' "Codename: $codename" 'Component: main' | head -n 1)
     root=$(mktemp -d "$state/root.XXXXXX")
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
-        "$codename" "$root" "$mirror" > "$state/debootstrap.log" 2>&1
+        "$codename" "$root" "$mirror" > "$state/debootstrap.log" 2>&1 \
+        || skip "no base image: debootstrap says $(tail -n 1 "$state/debootstrap.log")"
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
     tar -C "$root" -c . | docker import - fedrc-test-base

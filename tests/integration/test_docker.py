@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -43,24 +44,19 @@ KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
 @pytest.fixture(scope="session")
 def settings() -> Iterator[dict[str, str]]:
     """An engine with the images built, and the variables under which they were."""
-    started = attempt(ENGINE, "start")
-    if started.returncode == SKIPPED:
-        pytest.skip(started.stdout.strip())
-    assert started.returncode == 0, started.stderr
     try:
-        call(ENGINE, "images", timeout=3000)
+        for step in ("start", "images"):
+            done = attempt(ENGINE, step, timeout=3000)
+            if done.returncode == SKIPPED:
+                pytest.skip(done.stdout.strip().splitlines()[-1])
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         yield build_settings()
     finally:
         call(ENGINE, "stop")
 
 
-@pytest.fixture
-def outputs(tmp_path: Path) -> Path:
-    """A directory for results, lent to the containers' user where root runs the tests."""
-    return lend(tmp_path / "outputs")
-
-
 def lend(folder: Path) -> Path:
+    """A new directory for the containers' user, who is not root even where root runs the tests."""
     folder.mkdir()
     if os.getuid() == 0:
         os.chown(folder, USER, USER)
@@ -80,7 +76,7 @@ def published() -> list[str]:
 
 
 def test_the_demo_runs_to_the_accuracy_of_the_simulation(
-    settings: dict[str, str], tmp_path: Path
+    settings: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     outputs = tmp_path / "outputs"
     project = Project("fedrc", ["compose.yml"], identity())
@@ -89,7 +85,9 @@ def test_the_demo_runs_to_the_accuracy_of_the_simulation(
         demo = subprocess.Popen(
             [str(ROOT / "docker" / "demo")], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             env={**os.environ, **settings, "FEDRC_OUTPUTS": str(outputs)},
+            start_new_session=True,
         )  # fmt: skip
+    request.addfinalizer(lambda: demo.poll() is None and os.killpg(demo.pid, signal.SIGTERM))
     wait_until(lambda: len(list(outputs.glob("*/metrics.jsonl"))) == 1, "the run to start", 900)
     (directory,) = outputs.iterdir()
     wait_until(lambda: len(rounds(directory)) >= 1, "a round", 300)
