@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -200,8 +201,8 @@ def federation(
     settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Project, Path]]:
     """The demo's federation, kept up, with its gate published on the engine's bridge."""
-    bridge = json.loads(call("docker", "network", "inspect", "bridge"))[0]
-    gateway = bridge["IPAM"]["Config"][0]["Gateway"]
+    bridge = json.loads(call("docker", "network", "inspect", "bridge"))[0]["IPAM"]["Config"][0]
+    gateway = bridge.get("Gateway", str(ipaddress.ip_network(bridge["Subnet"])[1]))
     outputs = lend(tmp_path_factory.mktemp("federation") / "outputs")
     environment = {
         **settings, **identity(), "FEDRC_OUTPUTS": str(outputs), "FEDRC_NAME": gateway,
