@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-deployment lint format docs clean
+.PHONY: demo docker-demo test test-deployment test-docker lint format docs clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,12 +18,20 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/fedrc simulate --scenario digits
 
+# The same as a federation of containers; needs Docker and nothing else.
+docker-demo:
+	docker/demo
+
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
 
 # A real federation on loopback, its parts killed and restarted: about 15 minutes on 2 cores.
 test-deployment: $(VENV)/.installed-dev
 	$(BIN)/pytest -m deployment
+
+# The containers on a real engine: about 30 minutes on 2 cores. As root it starts one if need be.
+test-docker: $(VENV)/.installed-dev
+	$(BIN)/pytest -m docker
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

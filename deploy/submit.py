@@ -11,7 +11,6 @@ from typing import Any
 
 from deploy import flower
 from deploy.files import SuperLinkFile
-from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json
 from fedrc_flwr.simulation import find_app
@@ -43,6 +42,8 @@ def run(
     A run whose ServerApp or SuperLink died is resumed from its last checkpoint, at most
     ``retries`` times.
     """
+    from fedrc_flwr.checkpoint import has_checkpoint
+
     directory = file.outputs / name
     settings = {**settings, "output-dir": str(file.outputs), "run-name": name}
     with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:

@@ -11,7 +11,6 @@ import typer
 
 from deploy import cli as deploy_cli
 from fedrc_flwr import inference_cli
-from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.compare import cli as compare_cli
 from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
 from fedrc_flwr.errors import ConfigError, FedRCError
@@ -101,6 +100,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a federation of virtual clients on this machine, through Flower's simulation engine."""
+    from fedrc_flwr.checkpoint import has_checkpoint
     from fedrc_flwr.data.own import located
     from fedrc_flwr.data.scenario import scenario_of
     from fedrc_flwr.report.terminal import Terminal, summary_lines

@@ -1,4 +1,4 @@
-"""The user's own functions, named as ``package.module:function``."""
+"""What is loaded when it is asked for: the user's own functions, and torchvision."""
 
 from __future__ import annotations
 
@@ -31,3 +31,14 @@ def load_function(key: str, reference: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"{key} = {reference!r}: {module_name} has no function {name!r}")
     return function  # type: ignore[no-any-return]
+
+
+def load_torchvision(module: str, needed_for: str) -> Any:
+    """A module of torchvision, which small installations leave out."""
+    try:
+        return importlib.import_module(f"torchvision.{module}")
+    except ImportError as error:
+        raise ConfigError(
+            f"{needed_for} needs torchvision, which cannot be imported here: {error}. Install the "
+            "torchvision that fits this torch, in an image by building without WITHOUT=torchvision"
+        ) from error

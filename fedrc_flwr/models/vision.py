@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models.small import image_shape
 from fedrc_flwr.models.split import SplitModel
+from fedrc_flwr.plugins import load_torchvision
 
 GROUPS = 8
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -35,7 +36,7 @@ def mobilenet_v2(
     input_shape: tuple[int, ...], classes: int, norm: str, small_stem: bool, weights: str
 ) -> SplitModel:
     """MobileNetV2. The small stem leaves out the first two of its five halvings of the image."""
-    from torchvision.models import mobilenet_v2 as build
+    build = load_torchvision("models", "model = 'mobilenet-v2'").mobilenet_v2
 
     _check_channels("mobilenet-v2", input_shape)
     features = build(num_classes=classes).features
@@ -51,7 +52,7 @@ def resnet18(
     input_shape: tuple[int, ...], classes: int, norm: str, small_stem: bool, weights: str
 ) -> SplitModel:
     """ResNet18. The small stem is a 3 x 3 convolution without stride and no pooling after it."""
-    from torchvision.models import resnet18 as build
+    build = load_torchvision("models", "model = 'resnet18'").resnet18
 
     _check_channels("resnet18", input_shape)
     network = build(num_classes=classes)

@@ -20,6 +20,7 @@ from fedrc_flwr.data.corruptions.common import (
     smooth,
 )
 from fedrc_flwr.data.corruptions.weather import SIDE, fog, frost, magnified, snow, spatter
+from fedrc_flwr.plugins import load_torchvision
 
 
 def gaussian_noise(images: Images, severity: int, rng: np.random.Generator) -> Values:
@@ -89,8 +90,8 @@ def zoom_blur(images: Images, severity: int, rng: np.random.Generator) -> Values
 def gaussian_blur(images: Images, severity: int, rng: np.random.Generator) -> Values:
     """An image without its finest detail."""
     import torch
-    from torchvision.transforms.v2 import functional
 
+    functional = load_torchvision("transforms.v2.functional", "gaussian_blur")
     sigma = (0.4, 0.6, 0.7, 0.8, 1)[severity - 1] * images.shape[-2] / SIDE
     size = 2 * int(np.ceil(4 * sigma)) + 1
     batch = torch.tensor(images)

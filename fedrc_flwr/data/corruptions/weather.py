@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.data.corruptions.common import Images, Values, fog_over, plasma, smear, smooth
+from fedrc_flwr.plugins import load_torchvision
 
 #: The side, in pixels, for which CIFAR-10-C's lengths were chosen.
 SIDE = 32
@@ -113,16 +114,16 @@ def ice(number: int, height: int, width: int, rng: np.random.Generator) -> Value
 def magnified(values: Values, factor: float) -> Values:
     """The middle of (..., C, H, W), enlarged to the whole."""
     import torch
-    from torchvision.transforms.v2 import InterpolationMode, functional
 
+    transforms = load_torchvision("transforms.v2", "this corruption")
     return np.asarray(
-        functional.affine(
+        transforms.functional.affine(
             torch.tensor(values),
             angle=0.0,
             translate=[0, 0],
             scale=factor,
             shear=[0.0, 0.0],
-            interpolation=InterpolationMode.BILINEAR,
+            interpolation=transforms.InterpolationMode.BILINEAR,
         )
     )
 
@@ -130,6 +131,6 @@ def magnified(values: Values, factor: float) -> Values:
 def grey_of(images: Images) -> Values:
     """Luminance (N, 1, H, W)."""
     import torch
-    from torchvision.transforms.v2 import functional
 
+    functional = load_torchvision("transforms.v2.functional", "this corruption")
     return np.asarray(functional.rgb_to_grayscale(torch.tensor(images)))
