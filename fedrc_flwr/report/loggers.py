@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedrc_flwr.config import Scalar
+from fedrc_flwr.keys import Scalar
 from fedrc_flwr.report.log import Event
 
 LEFT_OUT = ("round", "elapsed")
