@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[1]
 FIELDS = {dashed(field.name): field for field in dataclasses.fields(RunConfig)}
 SHARES = {"concept-shares", "corrupted-shares"}
 PATHS = {"output-dir", "state-dir", "data-dir", "model-weights"}
-FREE_TEXT = {"scenario", "run-name", "device", "dataset", "model", "input-shape"} | PATHS | SHARES
+FREE_TEXT = {"scenario", "run-name", "loggers", "device", "dataset", "model", "input-shape"}
+FREE_TEXT |= PATHS | SHARES
 
 
 @pytest.fixture

@@ -187,11 +187,14 @@ function weightsChart(look, c, picked) {
   const concepts = rows.some((one) => one.concept >= 0);
   const kinds = [...new Set(c.population.clients.map((one) => one.concept).filter((k) => k >= 0))].sort((a, b) => a - b);
   const high = rowHeight(rows.length, 24);
-  const gap = high >= 8 ? 1.5 : 0;
+  const gap = high >= 8 ? 2 : 0;
   const box = (api, x, y) => {
     const [width, height] = api.size([1, 1]);
-    const [left, top] = api.coord([x, y]);
-    return { x: left - width / 2 + 1, y: top - height / 2 + gap / 2, width: width - 2, height: height - gap };
+    const [left, middle] = api.coord([x, y]);
+    // Whole pixels, or rows without a gap would shine through each other.
+    const top = Math.round(middle - height / 2);
+    const bottom = Math.round(middle + height / 2);
+    return { x: left - width / 2 + 1, y: top, width: width - 2, height: bottom - top - gap };
   };
   const strip = concepts ? 46 : 0;
   const names = look.narrow ? 84 : 150;

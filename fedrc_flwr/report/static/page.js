@@ -70,7 +70,7 @@
       element.setAttribute("aria-pressed", String(picked === id));
       if (colour) element.append(dot(colour));
       element.append(text);
-      element.addEventListener("click", () => { picked = picked === id ? null : id; showAll(); });
+      element.addEventListener("click", () => { picked = picked === id ? null : id; showPicked(); });
       return element;
     };
     $("#picker").replaceChildren(button(null, "All clusters", null), ...clusters.map((k) =>
@@ -196,8 +196,14 @@
     box.style.height = (option.height || 260) + "px";
     delete option.height;
     chart = chart || echarts.init(box, null, { renderer: "canvas" });
-    chart.resize();
+    if (chart.getWidth() !== box.clientWidth || chart.getHeight() !== box.clientHeight) chart.resize();
     chart.setOption(option, { notMerge: true });
+  }
+
+  function showPicked() {
+    showPicker();
+    showClients();
+    for (const chart of CHARTS) if (chart[4].length > 2) showChart(chart); // those that take the pick
   }
 
   function showAll() {
