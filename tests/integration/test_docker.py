@@ -288,7 +288,7 @@ context = ssl.create_default_context(cafile="/certificates/ca.crt")
 context.check_hostname = False
 for path in sys.argv[2:]:
     connection = http.client.HTTPSConnection(sys.argv[1], context=context)
-    connection.request("POST", path, b"")
+    connection.request("POST", path, b"", {"Content-Type": "application/protobuf"})
     print(connection.getresponse().status)
 """
 
