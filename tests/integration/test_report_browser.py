@@ -349,6 +349,7 @@ def test_watching_a_real_run_and_losing_both_ends(tmp_path: Path) -> None:
         for process in marked(mark):
             process.kill()
         run.wait(timeout=60)
+        window.driver.get("about:blank")  # the live page goes on asking a viewer that is gone
         window.errors()
         opened(window, output)
         assert window.text("#status") == "not ended"
