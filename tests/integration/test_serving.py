@@ -375,17 +375,17 @@ def test_from_a_run_to_the_accuracy_that_it_reported(tmp_path: Path) -> None:
         ), timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (event,) = [e for e in read_events(run / "metrics.jsonl") if "global_accuracy" in e]
+    (event,) = [e for e in read_events(run / "metrics.jsonl") if "clients" in e]
 
-    for name in ("observer-0", "observer-1", "observer-2", "client-4"):
+    for name in ("observer-0", "observer-2", "client-4"):
         weights = ["--weights", tmp_path / "w.json"]
         if name == "client-4":
             weights = ["--state", run / "clients" / "run" / "client-4"]
         else:
-            done = fedrc("assign", run, "--client", name, "--out", tmp_path / "w.json")
+            done = fedrc("assign", run, "--client", name, "--out", tmp_path / "w.json", timeout=400)
             assert done.returncode == 0, done.stderr
         out = tmp_path / "p.csv"
-        done = fedrc("predict", run, "--client", name, *weights, "--out", out)
+        done = fedrc("predict", run, "--client", name, *weights, "--out", out, timeout=400)
 
         assert done.returncode == 0, done.stderr
         accuracy = float(done.stdout.split(": ")[-1])
