@@ -176,16 +176,24 @@ class _Simulation:
         ends = time.monotonic() + START_SECONDS
         while True:
             running = self._runs()
-            appeared = appeared or running
             for event in tail.read():
                 on_event(event)
-            if (self._directory / SUMMARY).exists() or (appeared and not running):
-                for event in tail.read():
-                    on_event(event)
-                return
-            if not appeared and time.monotonic() > ends:
+            if (self._directory / SUMMARY).exists():
+                break
+            if running:
+                appeared, ends = True, time.monotonic() + START_SECONDS
+            elif appeared:
+                # On a busy machine a process may go before the one that does the work is there.
+                if self._control.status(self._run_id).startswith("finished"):
+                    break
+                self._process = None
+            if not running and time.monotonic() > ends:
+                if appeared:
+                    break
                 raise RunError(f"the run did not start: {self._last_words()}")
             time.sleep(0.2)
+        for event in tail.read():
+            on_event(event)
 
     def outcome(self) -> Outcome:
         """What Flower and the run itself say of the end; both must say it went well."""
