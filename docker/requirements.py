@@ -1,4 +1,4 @@
-"""What an image installs, read from pyproject.toml: no simulation engine, torchvision on demand.
+"""What an image installs, read from pyproject.toml: no simulation engine, but what serving needs.
 
 python3 docker/requirements.py pyproject.toml [--without torchvision]
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 def requirements(project: Path, without: str = "") -> list[str]:
     """The project's dependencies as an image needs them."""
     with open(project, "rb") as file:
-        listed: list[str] = tomllib.load(file)["project"]["dependencies"]
+        declared = tomllib.load(file)["project"]
+    listed: list[str] = declared["dependencies"] + declared["optional-dependencies"]["serve"]
     # Ray is for virtual clients on one machine; a container is a real one.
     plain = [line.replace("flwr[simulation]", "flwr") for line in listed]
     return [line for line in plain if re.split(r"[^\w.-]", line, maxsplit=1)[0] != without]

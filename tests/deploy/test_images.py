@@ -28,7 +28,9 @@ def listed(*flags: str) -> list[Requirement]:
 
 def declared() -> list[Requirement]:
     with open(ROOT / "pyproject.toml", "rb") as file:
-        return [Requirement(line) for line in tomllib.load(file)["project"]["dependencies"]]
+        project = tomllib.load(file)["project"]
+    lines = project["dependencies"] + project["optional-dependencies"]["serve"]
+    return [Requirement(line) for line in lines]
 
 
 def test_an_image_installs_what_the_project_declares_but_for_the_simulation() -> None:
