@@ -91,7 +91,7 @@ def gather(directory: Path) -> Contents:
         status=status,
         reason=str(summary.get("reason") or ""),
         written=_written(directory),
-        outcome=outcome(config, told, people),
+        outcome=outcome(config, told, people, ended=status == "completed"),
         facts=_facts(config, told, people),
         figures=_figures(told, people, rand),
         settings=changed(config),
@@ -111,8 +111,8 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def outcome(config: dict[str, Any], told: History, people: Population) -> str:
-    """What came out, in one sentence."""
+def outcome(config: dict[str, Any], told: History, people: Population, ended: bool) -> str:
+    """What came out, or how far it is, in one sentence."""
     if not told.last_round:
         return "No round has ended yet."
     algorithm = NAMES.get(str(config.get("algorithm")), str(config.get("algorithm") or "The run"))
@@ -122,6 +122,9 @@ def outcome(config: dict[str, Any], told: History, people: Population) -> str:
     clients = _count(people.training, "client")
     if len(people.clusters) == 1 and config.get("clusters") == 1:
         start = f"{algorithm} trained one model for {clients} in {rounds}"
+    elif not ended:
+        models = _count(len(people.clusters), "cluster")
+        start = f"{algorithm} has {models} for {clients} after {rounds}"
     elif config.get("adaptive") or config.get("merge"):
         found = _count(len(people.clusters), "concept")
         start = f"{algorithm} found {found} among {clients} in {rounds}"

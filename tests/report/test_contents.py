@@ -51,7 +51,17 @@ def test_outcome_says_what_was_asked_for(
     found = gather(made.directory)
     config = {**made.config.to_dict(), **settings}
 
-    assert module.outcome(config, found.history, found.population).startswith(words)
+    sentence = module.outcome(config, found.history, found.population, ended=True)
+
+    assert sentence.startswith(words)
+
+
+def test_run_that_goes_on_claims_no_concepts_yet(made: MadeRun) -> None:
+    made.play(6)
+
+    assert gather(made.directory).outcome.startswith(
+        "FedRC has 2 clusters for 6 clients after 6 rounds; accuracy is 50.0% in cluster 0"
+    )
 
 
 def test_only_keys_that_differ_from_the_defaults_are_told(made: MadeRun) -> None:
