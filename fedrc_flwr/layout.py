@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedrc_flwr.errors import WireError
 
 Vector = NDArray[np.float32]
-#: Part of every fingerprint: how the tensors lie in the vector.
+#: Part of the fingerprint of a network with convolutions: how their kernels lie in the vector.
 LAYOUT = "channels-last"
 
 
@@ -63,7 +63,10 @@ def fingerprint(module: nn.Module, shared_body: bool) -> str:
     """A short name of a network's layout; two sides with the same one can exchange vectors."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
-    return hashlib.sha256(repr((LAYOUT, shapes, shared_body)).encode()).hexdigest()[:16]
+    about: tuple[object, ...] = (shapes, shared_body)
+    if any(len(shape) == 4 for _, shape in shapes):
+        about = (LAYOUT, *about)
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
 def to_vector(module: nn.Module) -> Vector:
