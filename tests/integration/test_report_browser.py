@@ -307,6 +307,7 @@ def last_round(browser: Any) -> int:
     return next((int(f.split(" of ")[0]) for f in facts if " of " in f), 0)
 
 
+@pytest.mark.deployment  # with the other long trials of `make test-deployment`
 @pytest.mark.timeout(1500)
 def test_watching_a_real_run_and_losing_both_ends(tmp_path: Path) -> None:
     """New rounds appear without reloading; killing the viewer does not touch the run; the page of

@@ -365,6 +365,7 @@ def test_with_tls_only_those_who_trust_the_authority_get_through(tmp_path: Path)
 # --- from a run ---------------------------------------------------------------------------------
 
 
+@pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_from_a_run_to_the_accuracy_that_it_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = fedrc(
