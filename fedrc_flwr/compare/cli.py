@@ -100,7 +100,7 @@ def _numbers(option: str, text: str, kind: type) -> tuple[float, ...]:
 
 def _run(comparison: Comparison, directory: Path, cpus: int | None) -> int:
     from fedrc_flwr.compare.progress import Progress
-    from fedrc_flwr.compare.results import figures, write_results
+    from fedrc_flwr.compare.results import figures, lines, write_results, write_tables
     from fedrc_flwr.compare.runner import RUNS, Stopped, finished, run_cell
 
     cells = list(comparison.cells())
@@ -122,7 +122,7 @@ def _run(comparison: Comparison, directory: Path, cpus: int | None) -> int:
             reason = "" if outcome.completed else outcome.reason
             found = figures(directory / RUNS / cell.folder)
             progress.end(number, cell.name, found, reason, time.monotonic() - started)
-            write_results(directory, comparison)
+            write_tables(directory, comparison, lines(directory, comparison))
         for path in write_results(directory, comparison):
             progress.say(str(path))
     typer.echo((directory / "table.md").read_text("utf-8"))

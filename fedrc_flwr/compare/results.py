@@ -102,15 +102,16 @@ def best_cell(comparison: Comparison, line: Line) -> Cell:
 
 def write_results(directory: Path, comparison: Comparison) -> list[Path]:
     """All tables and pictures of what is done so far."""
-    from fedrc_flwr.compare.pictures import draw_clusters, draw_curves
+    from fedrc_flwr.compare import pictures
 
     table = lines(directory, comparison)
-    paths = _write_tables(directory, comparison, table)
-    paths += draw_curves(directory, comparison, table)
-    return paths + draw_clusters(directory, comparison, table)
+    paths = write_tables(directory, comparison, table)
+    paths += pictures.draw_curves(directory, comparison, table)
+    return paths + pictures.draw_clusters(directory, comparison, table)
 
 
-def _write_tables(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
+def write_tables(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
+    """``table.md`` and ``table.csv``."""
     markdown, values = directory / "table.md", directory / "table.csv"
     markdown.write_text(table_text(comparison, table), "utf-8")
     with open(values, "w", newline="", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from grid import InMemoryGrid
 from typer.testing import CliRunner
 
 from fedrc_flwr.cli import app
-from fedrc_flwr.compare import results, runner
+from fedrc_flwr.compare import pictures, results, runner
 from fedrc_flwr.compare.plan import Comparison
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.report.log import METRICS, SUMMARY, MetricsLog, read_events, read_json, write_json
@@ -67,10 +67,18 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+def drawing_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     monkeypatch.setattr(runner, "simulate", made.simulate)
     return made
+
+
+@pytest.fixture
+def engine(drawing_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Without pictures, which take longer than the runs."""
+    monkeypatch.setattr(pictures, "draw_curves", lambda *_: [])
+    monkeypatch.setattr(pictures, "draw_clusters", lambda *_: [])
+    return drawing_engine
 
 
 def compare(output: Path, *extra: str) -> Any:
@@ -121,8 +129,10 @@ def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same
     assert third.output.count("done before") == 4
 
 
-def test_the_pictures_are_there(tmp_path: Path, engine: Engine) -> None:
-    compare(tmp_path / "a")
+def test_the_pictures_are_there(tmp_path: Path, drawing_engine: Engine) -> None:
+    outcome = compare(tmp_path / "a", "--seeds", "0", "--algorithms", "fedrc")
+
+    assert outcome.exit_code == 0, outcome.output
 
     for name in ("curves-digits.png", "curves-digits.svg", "table.md"):
         assert (tmp_path / "a" / name).stat().st_size > 200

@@ -68,7 +68,9 @@ def test_a_run_completes_says_so_and_leaves_no_process_behind(tmp_path: Path) ->
     assert marked(mark) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deployment)]
+)
 def test_being_stopped_stops_everything_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path
 ) -> None:
