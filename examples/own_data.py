@@ -24,12 +24,12 @@ OTHER_SCHOOL = (2, 5, 6, 9)
 SETTINGS: dict[str, Any] = {
     "dataset": "own_data:data",
     "model": "own_data:network",
-    "clusters": 4,
+    "clusters": 6,
     "adaptive": True,
     "merge": True,
-    "annealing-rounds": 10,
-    "rounds": 30,
-    "local-epochs": 2,
+    "annealing-rounds": 20,
+    "rounds": 40,
+    "local-epochs": 3,
     "batch-size": 16,
     "learning-rate": 0.1,
 }
