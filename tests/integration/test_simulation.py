@@ -102,6 +102,7 @@ def test_being_stopped_stops_everything_and_says_how_to_go_on(
     assert left == []
 
 
+@pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_a_server_app_killed_in_mid_round_resumes_to_the_same_models(tmp_path: Path) -> None:
     settings = [
         "clients=6", "hidden=16", "clusters=4", "rounds=6", "fraction=0.7", "e-step=adam",
