@@ -13,6 +13,7 @@ html_theme = "furo"
 html_title = "fedrc-flwr"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
