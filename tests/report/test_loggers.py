@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 from fedrc_flwr.keys import LOGGERS as NAMES
 from fedrc_flwr.report import loggers as module
@@ -200,6 +201,6 @@ def test_wandb_offline_run_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert warnings == []
     (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    content = written.read_bytes()
-    assert b"share/cluster-4" in content
-    assert (tmp_path / "wandb.id").read_text().encode() in content
+    # wandb's own process writes the file, a moment after it was told.
+    wait_until(lambda: b"share/cluster-4" in written.read_bytes(), "wandb's file", 120)
+    assert (tmp_path / "wandb.id").read_text().encode() in written.read_bytes()
