@@ -173,6 +173,7 @@ RANDOM_FAULTS = """
 """
 
 
+@pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_five_kinds_of_bad_client_do_not_stop_a_simulation(tmp_path: Path) -> None:
     app = misbehaving_app(tmp_path, FIVE_FAULTS)
     output = tmp_path / "run"
