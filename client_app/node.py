@@ -33,7 +33,7 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.keys import Scalar
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
-from fedrc_flwr.training import ModelBank
+from fedrc_flwr.training import ModelBank, choose_device
 
 
 class Node:
@@ -55,7 +55,7 @@ class Node:
             role=str(node_config.get("role", data.role)),
         )
         self.noise = _noise(node_config, self.config)
-        device = _device(str(node_config.get("device", self.config.device)))
+        device = choose_device(str(node_config.get("device", self.config.device)))
         self.bank = _bank(self.config, device)
         self.layout = self.bank.layout
         folder = str(node_config.get("state-dir", self.config.state_dir))
@@ -157,17 +157,6 @@ def _bank(config: RunConfig, device: torch.device) -> ModelBank:
         for _ in range(config.clusters)
     ]
     return ModelBank(models, device, config.shared_body, config.mixed_precision)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
-        ) from None
 
 
 def _whole_number(node_config: dict[str, Scalar], name: str) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedrc_flwr.em import Floats
+from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import FlatModule, Vector, fingerprint
 from fedrc_flwr.models import SplitModel
 
@@ -97,6 +98,18 @@ class ModelBank:
         if not self.mixed_precision:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; ``auto``: a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
+        ) from None
 
 
 @torch.no_grad()

@@ -17,8 +17,6 @@ from fedrc_flwr.simulation import Outcome, simulate
 
 PLAN = "comparison.json"
 RUNS = "runs"
-#: Told of each cell before it starts and after it ended; returns what follows the cell's events.
-Watcher = Callable[[Cell, str], Callable[[Event], None]]
 
 
 class Stopped(Exception):

@@ -20,7 +20,7 @@ from fedrc_flwr.configuration import load_config
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import Membership, ServerState
-from fedrc_flwr.training import ModelBank, log_probabilities
+from fedrc_flwr.training import ModelBank, choose_device, log_probabilities
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _bank(checkpoint: Checkpoint, config: RunConfig, where: Path, device: str) -
         ]
     except (ConfigError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{where}: its network cannot be built: {error}") from None
-    bank = ModelBank(models, _device(device), config.shared_body, config.mixed_precision)
+    bank = ModelBank(models, choose_device(device), config.shared_body, config.mixed_precision)
     if bank.layout != checkpoint.layout:
         raise CheckpointError(
             f"{where}: holds a network of layout {checkpoint.layout}, but model = "
@@ -155,17 +155,6 @@ def _check_counts(checkpoint: Checkpoint, where: Path) -> None:
                 f"{where}: expected label counts of {expected[0]} clusters and {expected[1]} "
                 f"classes, found {record.label_counts.shape} of {name}"
             )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
-        ) from None
 
 
 def as_tensor(inputs: NDArray[np.float32]) -> Tensor:

@@ -229,9 +229,11 @@ def fedsoft_local(config, models, weights, client, number):
     return trained
 
 
-def test_fedsoft_agrees_with_a_plain_implementation():
-    # Importances are looked at in rounds 1 and 3
-    federated = federation(algorithm="fedsoft", fedsoft_lambda=0.5, fedsoft_floor=0.01)
+@pytest.mark.parametrize(("every", "looks"), [(1, (1, 2, 3)), (2, (1, 3)), (3, (1,))])
+def test_fedsoft_agrees_with_a_plain_implementation(every, looks):
+    federated = federation(
+        algorithm="fedsoft", fedsoft_lambda=0.5, fedsoft_floor=0.01, fedsoft_every=every
+    )
     config, models = federated.config, federated.initial_models()
     weights = {}
 
@@ -239,7 +241,7 @@ def test_fedsoft_agrees_with_a_plain_implementation():
         federated.round()
         sent = []
         for client in training_clients(federated):
-            if number != 2:
+            if number in looks:
                 inputs, labels = tensors(client)
                 losses = reference.sample_losses(models, inputs, labels)
                 wins = [0.0] * 3
