@@ -198,6 +198,13 @@ class RunConfig:
         low=0.0,
         high=0.1,
     )
+    skip_cluster_below: float = key(
+        0.03,
+        "A client neither trains nor sends a cluster whose mixture weight is below this share of "
+        "an even one; 0: none.",
+        low=0.0,
+        high=0.5,
+    )
 
     # --- other algorithms ------------------------------------------------------------------------
     share_local_models: bool = key(

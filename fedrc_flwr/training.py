@@ -17,8 +17,17 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import FlatModule, Vector, fingerprint
 from fedrc_flwr.models import SplitModel
 
-EVALUATION_BATCH = 1024
+EVALUATION_BATCH = 256  # more would fall out of a CPU's cache
+#: Backward over a whole batch costs two passes, forward and backward over a part of it three.
+WORTH_KEEPING = 2 / 3
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+#: Modules that compute the same in training and in evaluation. Any other may have a dropout inside.
+_MODELESS = {
+    SplitModel, nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Embedding,
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6,
+    nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,20 @@ class Deltas:
     body: Vector | None
 
 
+@dataclass(frozen=True)
+class FirstPass:
+    """The E-step's forward pass over what becomes the first batch of training, to be reused there.
+
+    Parameters
+    ----------
+    order : the samples in the order of the first epoch
+    outputs : features and logits of every cluster on the first batch, with their graphs
+    """
+
+    order: NDArray[np.int64]
+    outputs: list[tuple[Tensor, Tensor]]
+
+
 class ModelBank:
     """K networks, or one body with K heads, built once per process and loaded each round."""
 
@@ -60,6 +83,7 @@ class ModelBank:
         self.units = [FlatModule(m.head if shared_body else m, device) for m in models]
         # The networks are alike, and so is the body that they may share.
         self.batch_norm = any(isinstance(part, _BATCH_NORM) for part in models[0].modules())
+        self.modeless = all(type(part) in _MODELESS for part in models[0].modules())
 
     def load(self, vectors: list[Vector], body: Vector | None) -> None:
         """Set the parameters of the first ``len(vectors)`` clusters."""
@@ -124,6 +148,35 @@ def log_probabilities(bank: ModelBank, inputs: Tensor, clusters: int) -> Tensor:
     return functional.log_softmax(torch.cat(parts), dim=-1)
 
 
+def score(
+    bank: ModelBank,
+    inputs: Tensor,
+    clusters: int,
+    settings: LocalSettings,
+    rng: np.random.Generator,
+) -> tuple[Tensor, FirstPass | None]:
+    """``log_probabilities``, with the pass over the first batch kept for ``train``.
+
+    Only where the network computes the same in training as in evaluation; else nothing is kept,
+    and nothing is drawn.
+    """
+    if not bank.modeless:
+        return log_probabilities(bank, inputs, clusters), None
+    order = rng.permutation(len(inputs))
+    first, rest = np.split(order, [settings.batch_size])
+    with bank.precision():
+        rows = torch.from_numpy(first).to(bank.device)
+        outputs = list(bank.features_and_logits(inputs[rows], list(range(clusters))))
+    logits = torch.stack([logits.detach().float() for _, logits in outputs], dim=1)
+    scores = functional.log_softmax(logits, dim=-1)
+    if len(rest):
+        others = log_probabilities(bank, inputs[torch.from_numpy(rest).to(bank.device)], clusters)
+        scores = torch.cat([scores, others])
+    in_place = torch.empty_like(scores)
+    in_place[torch.from_numpy(order).to(bank.device)] = scores
+    return in_place, FirstPass(order, outputs)
+
+
 def losses_of(log_probs: Tensor, labels: Tensor) -> Floats:
     """Cross entropy of every cluster on every sample, (N, K)."""
     index = labels.view(-1, 1, 1).expand(-1, log_probs.shape[1], 1)
@@ -151,6 +204,7 @@ def train(
     active: list[int],
     settings: LocalSettings,
     rng: np.random.Generator,
+    first_pass: FirstPass | None = None,
 ) -> Deltas:
     """Local SGD of the active clusters on ``mean_j responsibilities[j, k] * f(x_j, y_j, theta_k)``.
 
@@ -162,6 +216,7 @@ def train(
     ----------
     responsibilities : (N, K)
     active : positions of the clusters to train
+    first_pass : what ``score`` kept of the same samples, where the bank's networks are unchanged
     """
     if not active:
         return Deltas({}, None)
@@ -169,28 +224,41 @@ def train(
     weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
     trained = [bank.units[k] for k in active] + ([] if bank.body is None else [bank.body])
     starts = [module.vector.clone() for module in trained]
-    velocities = [torch.zeros_like(module.gradient) for module in trained]
     # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
     # no part in a cluster must not pull at it.
     parts = [float(responsibilities[:, k].mean()) for k in active]
     parts += [] if bank.body is None else [1.0]
+    optimizer = _sgd(trained, parts, settings)
     kept = _kept(bank, responsibilities, settings)
-    for batch in _batches(len(labels), settings, rng, bank.batch_norm):
+    outputs = None if first_pass is None else first_pass.outputs
+    order = None if first_pass is None else first_pass.order
+    for batch in _batches(len(labels), settings, rng, bank.batch_norm, order):
         if bank.batch_norm:
             bank.batch_statistics(len(batch) > 1)
         for module in trained:
             module.gradient.zero_()
+        rows = torch.from_numpy(batch).to(bank.device)
         if kept is None:
-            rows = torch.from_numpy(batch).to(bank.device)
-            _backward_together(bank, inputs[rows], labels[rows], weights[rows], active, settings)
+            _backward_together(
+                bank, inputs[rows], labels[rows], weights[rows], active, settings, outputs
+            )
         else:
             for k in active:
-                rows = torch.from_numpy(batch[kept[batch, k]]).to(bank.device)
-                if len(rows):
-                    share = weights[rows, k] * (len(rows) / len(batch))
-                    _backward(bank, inputs[rows], labels[rows], share, k, settings)
-        for module, start, velocity, part in zip(trained, starts, velocities, parts, strict=True):
-            _sgd_step(module, start, velocity, part, settings)
+                mask = kept[batch, k]
+                if outputs is not None and mask.mean() >= WORTH_KEEPING:
+                    share = weights[rows, k] * torch.from_numpy(mask).to(bank.device)
+                    objective = _objective(*outputs[k], labels[rows], share, settings)
+                    torch.autograd.backward(objective)
+                elif mask.any():
+                    some = rows[torch.from_numpy(mask).to(bank.device)]
+                    share = weights[some, k] * (len(some) / len(batch))
+                    _backward(bank, inputs[some], labels[some], share, k, settings)
+        outputs = None
+        if settings.prox_mu > 0:
+            for module, start in zip(trained, starts, strict=True):
+                pull = module.trainable - start[: module.parameter_count]
+                module.gradient.add_(pull, alpha=settings.prox_mu)
+        optimizer.step()
     changed = [
         (module.vector - start).cpu().numpy() for module, start in zip(trained, starts, strict=True)
     ]
@@ -267,25 +335,38 @@ def _backward_together(
     weights: Tensor,
     active: list[int],
     settings: LocalSettings,
+    outputs: list[tuple[Tensor, Tensor]] | None,
 ) -> None:
-    """Add the gradients of all active clusters; a shared body takes part in one pass for all."""
-    if bank.body is None:
+    """Add the gradients of all active clusters; a shared body takes part in one pass for all.
+
+    ``outputs`` are those of all clusters on this batch, where there has been a pass already.
+    """
+    if bank.body is None and outputs is None:
         for k in active:
             _backward(bank, inputs, labels, weights[:, k], k, settings)
         return
     with bank.precision():
-        outputs = bank.features_and_logits(inputs, active)
+        if outputs is None:
+            passed = list(bank.features_and_logits(inputs, active))
+        else:
+            passed = [outputs[k] for k in active]
         terms = [
             _objective(features, logits, labels, weights[:, k], settings)
-            for k, (features, logits) in zip(active, outputs, strict=True)
+            for k, (features, logits) in zip(active, passed, strict=True)
         ]
     torch.autograd.backward(torch.stack(terms).sum())
 
 
 def _batches(
-    samples: int, settings: LocalSettings, rng: np.random.Generator, batch_norm: bool
+    samples: int,
+    settings: LocalSettings,
+    rng: np.random.Generator,
+    batch_norm: bool,
+    first_order: NDArray[np.int64] | None = None,
 ) -> Iterator[NDArray[np.int64]]:
     """Every sample once an epoch, in batches of the configured size; the last may be smaller.
+
+    ``first_order`` is that of the first epoch, where it has been drawn already.
 
     BatchNorm has no variance of one sample. Where the network has it, a last batch of one joins the
     batch before. A batch of one that is left (a client with one sample, or batches of one) is
@@ -294,8 +375,9 @@ def _batches(
     ends = list(range(settings.batch_size, samples, settings.batch_size))
     if batch_norm and settings.batch_size > 1 and ends and ends[-1] == samples - 1:
         ends.pop()
-    for _ in range(settings.epochs):
-        yield from np.split(rng.permutation(samples), ends)
+    for epoch in range(settings.epochs):
+        drawn = first_order if epoch == 0 else None
+        yield from np.split(rng.permutation(samples) if drawn is None else drawn, ends)
 
 
 def _objective(
@@ -319,14 +401,15 @@ def decorrelation(features: Tensor) -> Tensor:
     return correlation.square().sum() / correlation.shape[0] ** 2
 
 
-@torch.no_grad()
-def _sgd_step(
-    module: FlatModule, start: Tensor, velocity: Tensor, part: float, settings: LocalSettings
-) -> None:
-    parameters, gradient = module.trainable, module.gradient
-    if settings.weight_decay > 0:
-        gradient.add_(parameters, alpha=settings.weight_decay * part)
-    if settings.prox_mu > 0:
-        gradient.add_(parameters - start[: module.parameter_count], alpha=settings.prox_mu)
-    velocity.mul_(settings.momentum).add_(gradient)
-    parameters.sub_(velocity, alpha=settings.learning_rate)
+def _sgd(
+    trained: list[FlatModule], parts: list[float], settings: LocalSettings
+) -> torch.optim.Optimizer:
+    """SGD over the flat vectors, each in one go."""
+    groups = []
+    for module, part in zip(trained, parts, strict=True):
+        parameters = nn.Parameter(module.trainable)  # the same memory
+        parameters.grad = module.gradient
+        groups.append({"params": [parameters], "weight_decay": settings.weight_decay * part})
+    return torch.optim.SGD(
+        groups, lr=settings.learning_rate, momentum=settings.momentum, fused=True
+    )

@@ -24,6 +24,7 @@ from fedrc_flwr.training import (
     log_probabilities,
     losses_of,
     mix,
+    score,
     train,
 )
 
@@ -380,9 +381,10 @@ def test_scoring_uses_the_running_statistics_and_leaves_them(client):
 # --- skipping ------------------------------------------------------------------------------------
 
 
-def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold():
+@pytest.mark.parametrize("key", ["skip-below", "skip-cluster-below"])
+def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold(key):
     # Prepare: a client of the digits whose weight for cluster 1 is 2e-4
-    def aggregate(skip_below):
+    def aggregate(threshold):
         config = load_config(
             {
                 "clients": 4,
@@ -391,7 +393,9 @@ def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold():
                 "hidden": 16,
                 "batch-size": 16,
                 "annealing-rounds": 0,
-                "skip-below": skip_below,
+                "skip-below": 0.0,
+                "skip-cluster-below": 0.0,
+                key: threshold,
             }
         )
         data, algorithm = Scenario(config).client(0), build_algorithm(config)
@@ -421,6 +425,54 @@ def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold():
     # and the statistics are those of all clusters
     np.testing.assert_array_equal(reply.label_counts, skipping_reply.label_counts)
     np.testing.assert_array_equal(kept.mixture_weights, skipping.mixture_weights)
+
+
+# --- the E-step's pass, used again ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_body", [False, True])
+@pytest.mark.parametrize("skip_below", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("batch_size", [6, 23, 100])
+def test_training_on_from_the_e_steps_pass_is_training_anew(
+    client, shared_body, skip_below, batch_size
+):
+    # Prepare: with 0.3 less than two thirds of the first batch are left, with 0.05 more
+    inputs, labels, responsibilities = client
+    models = [network(k) for k in range(3)]
+    local = LocalSettings(2, batch_size, 0.2, momentum=0.9, prox_mu=0.3, skip_below=skip_below)
+    bank = bank_of(models, shared_body=shared_body)
+    rng = np.random.default_rng(11)
+
+    # Execute
+    scores, first_pass = score(bank, inputs, 3, local, rng)
+    kept = train(bank, inputs, labels, responsibilities, [0, 2], local, rng, first_pass)
+
+    # Assert
+    anew = bank_of(models, shared_body=shared_body)
+    torch.testing.assert_close(scores, log_probabilities(anew, inputs, 3))
+    expected = train(
+        anew, inputs, labels, responsibilities, [0, 2], local, np.random.default_rng(11)
+    )
+    assert first_pass is not None
+    for k in (0, 2):
+        assert np.abs(expected.clusters[k]).max() > 1e-3
+        np.testing.assert_allclose(kept.clusters[k], expected.clusters[k], atol=1e-6)
+
+
+def test_a_network_that_behaves_otherwise_in_training_is_passed_through_again(client):
+    # Prepare
+    inputs, _, _ = client
+    model = SplitModel(nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), nn.Linear(4, CLASSES))
+    rng = np.random.default_rng(1)
+
+    # Execute
+    scores, first_pass = score(bank_of([model]), inputs, 1, LocalSettings(1, 8, 0.2), rng)
+
+    # Assert: scored without dropout, and the batches are still to be drawn
+    assert first_pass is None
+    expected = functional.log_softmax(model.eval()(inputs), dim=1)
+    torch.testing.assert_close(scores[:, 0], expected.detach())
+    assert rng.random() == np.random.default_rng(1).random()
 
 
 # --- scoring and predicting ----------------------------------------------------------------------

@@ -19,12 +19,14 @@ from fedrc_flwr.layout import Vector, to_vector
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 from fedrc_flwr.training import (
+    FirstPass,
     LocalSettings,
     ModelBank,
     accuracy,
     log_probabilities,
     losses_of,
     mix,
+    score,
     train,
 )
 
@@ -74,6 +76,7 @@ class ClientRuntime:
     noise: float
     rng: np.random.Generator
     noise_rng: np.random.Generator = field(default_factory=privacy.secret_generator)
+    first_pass: FirstPass | None = None  # of the round's E-step, where its training reuses it
 
     def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device."""
@@ -105,6 +108,8 @@ class ClusteredAlgorithm:
     name: ClassVar[str]
     #: Whether a client that sends no update of a cluster counts as one that left it unchanged.
     absent_is_zero: ClassVar[bool] = True
+    #: Whether clients train the very networks that the E-step scored, from where it scored them.
+    trains_scored: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -141,16 +146,23 @@ class ClusteredAlgorithm:
         weights = responsibilities
         if config.clustering == "hard-train":
             weights = em.harden(responsibilities)
-        kept = range(responsibilities.shape[1])
-        active = [k for k in kept if 0 < weights[:, k].max() >= config.skip_below]
+        active = self._active(weights)
         inputs, labels = client.tensors(client.fit)
         deltas = train(
-            client.bank, inputs, labels, weights, active, local_settings(config), client.rng
-        )
+            client.bank, inputs, labels, weights, active, local_settings(config), client.rng,
+            client.first_pass,
+        )  # fmt: skip
         updates = dict(deltas.clusters)
         if deltas.body is not None:
             updates[BODY] = deltas.body
         return updates, state
+
+    def _active(self, weights: Floats) -> list[int]:
+        """The clusters that are worth training with these weights, (N, K)."""
+        most, part = weights.max(axis=0), weights.mean(axis=0)
+        least = self.config.skip_cluster_below / len(part)
+        worth = (most >= self.config.skip_below) & (part >= least)
+        return [int(k) for k in np.flatnonzero(worth & (most > 0))]
 
     def personal(self, broadcast: Broadcast, state: ClientState | None) -> Vector | None:
         """The one network of its own that a client predicts with; None: the clusters' mixture."""
@@ -169,7 +181,14 @@ class ClusteredAlgorithm:
             client.bank.load([own], None)
         else:
             client.bank.load(broadcast.models, broadcast.body)
-        log_probs = log_probabilities(client.bank, inputs, len(broadcast.models))
+        clusters = len(broadcast.models)
+        if self.trains_scored:
+            settings = local_settings(self.config)
+            log_probs, client.first_pass = score(
+                client.bank, inputs, clusters, settings, client.rng
+            )
+        else:
+            log_probs = log_probabilities(client.bank, inputs, clusters)
         losses = losses_of(log_probs, labels)
         responsibilities, state = self.expectation(
             losses, client.fit.labels, broadcast, state, client.rng
@@ -252,7 +271,7 @@ class ClusteredAlgorithm:
         """FedRC-FT: one local epoch of every cluster, weighed by the client's mixture weights."""
         inputs, labels = client.tensors(client.fit)
         everyone = np.repeat(weights[None, :], len(client.fit), axis=0)
-        active = [int(k) for k in np.flatnonzero(weights >= self.config.skip_below)]
+        active = self._active(everyone)
         settings = replace(local_settings(self.config), epochs=1)
         train(client.bank, inputs, labels, everyone, active, settings, client.rng)
 

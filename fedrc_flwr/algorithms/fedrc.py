@@ -18,6 +18,7 @@ class FedRC(ClusteredAlgorithm):
     """Clients weigh every sample between the clusters, corrected by the clusters' label prior."""
 
     name = "fedrc"
+    trains_scored = True
 
     def label_prior(self, broadcast: Broadcast) -> Floats | None:
         """C_{y,k}, by which the E-step divides."""

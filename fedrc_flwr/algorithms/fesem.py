@@ -19,6 +19,7 @@ class FeSEM(IFCA):
     """Like IFCA, but chosen by distance of parameters; an observer goes by loss, as IFCA's do."""
 
     name = "fesem"
+    trains_scored = False  # the first choice is drawn before the batches are
 
     def expectation(
         self,

@@ -16,6 +16,7 @@ class IFCA(ClusteredAlgorithm):
 
     name = "ifca"
     absent_is_zero = False
+    trains_scored = True
 
     def expectation(
         self,
