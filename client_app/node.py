@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from client_app.prepared import prepared
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime, ClusteredAlgorithm
+from fedrc_flwr.bank import ModelBank, choose_device
 from fedrc_flwr.checkpoint import (
     KEPT_STATES,
     load_client_state,
@@ -33,7 +34,6 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.keys import Scalar
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
-from fedrc_flwr.training import ModelBank, choose_device
 
 
 class Node:

@@ -11,11 +11,11 @@ import torch
 
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, Reply, RoundReport
+from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import ClientData, Scenario
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientRecord, ClientState, ServerState
-from fedrc_flwr.training import ModelBank
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime
+from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import Scenario
 from fedrc_flwr.layout import to_vector
@@ -18,7 +19,6 @@ from fedrc_flwr.models import SplitModel, build_model
 from fedrc_flwr.state import ClientRecord, ClientState
 from fedrc_flwr.training import (
     LocalSettings,
-    ModelBank,
     accuracy,
     decorrelation,
     log_probabilities,

@@ -120,6 +120,11 @@ def npy(values: np.ndarray) -> bytes:
 # --- there and back -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("vector", [np.arange(5, dtype=np.float32), np.zeros(0, dtype=np.float32)])
+def test_a_network_travels_as_flower_would_pack_it(vector):
+    assert wire._packed(vector) == Array(vector)
+
+
 @pytest.mark.parametrize("body", [True, False])
 @pytest.mark.parametrize("merged", [{}, {0: 3, 5: 0}])
 def test_broadcast_arrives_as_it_was_sent(body: bool, merged: dict[int, int]) -> None:

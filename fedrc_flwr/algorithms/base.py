@@ -12,6 +12,7 @@ from torch import Tensor
 from fedrc_flwr import adaptive, em, privacy
 from fedrc_flwr.adaptive import Adaptation
 from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
+from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import Split
 from fedrc_flwr.em import Floats, Labels
@@ -21,7 +22,6 @@ from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 from fedrc_flwr.training import (
     FirstPass,
     LocalSettings,
-    ModelBank,
     accuracy,
     log_probabilities,
     losses_of,

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm
+from fedrc_flwr.bank import ModelBank, choose_device
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, latest_checkpoint, load_checkpoint
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import Membership, ServerState
-from fedrc_flwr.training import ModelBank, choose_device, log_probabilities
+from fedrc_flwr.training import log_probabilities
 
 
 @dataclass(frozen=True)

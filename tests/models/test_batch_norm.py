@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import SplitModel
-from fedrc_flwr.training import Deltas, LocalSettings, ModelBank, train
+from fedrc_flwr.training import Deltas, LocalSettings, train
 
 CPU = torch.device("cpu")
 
