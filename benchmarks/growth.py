@@ -1,7 +1,8 @@
 """How a simulated round grows: with the clients, with the clusters, with the size of the network.
 
     python benchmarks/growth.py                    # the curves: some 15 minutes on 2 cores
-    python benchmarks/growth.py --thousand         # one round of 1000 clients with the `cnn`
+    python benchmarks/growth.py --thousand         # two rounds of 1000 clients with the `cnn`
+    python benchmarks/growth.py --extractor        # bytes with a shared feature extractor
 
 Writes a table, the fitted slopes and benchmarks/growth.png. A slope is that of a straight line
 through the logarithms: 1 is growth in proportion, less is less. Memory is the proportional set
@@ -161,6 +162,28 @@ def curves() -> None:
     write_section("growth", [*lines, "", "Slopes:", "", *slopes, "", "![curves](growth.png)"])
 
 
+def extractor() -> None:
+    """What the shared feature extractor saves on the way down."""
+    settings = {
+        **SETTINGS, "clients": 4, "model": "cnn", "rounds": 1, "batch-size": 128
+    }  # fmt: skip
+    whole, shared = (measure({**settings, "shared-body": on}) for on in (False, True))
+    head = build_model(load_config(settings), (28, 28), 10, 0).head
+    heads, network = to_vector(head).nbytes / 1e6, megabytes(settings)
+    write_section(
+        "extractor",
+        [
+            "| 4 clients, K = 3, `cnn` | MB down a client | of K networks |",
+            "|---|---|---|",
+            f"| K networks | {whole['down'] / 4:.2f} | 1 |",
+            f"| one body, K heads of {heads:.2f} MB | {shared['down'] / 4:.2f} "
+            f"| {shared['down'] / whole['down']:.4f} |",
+            "",
+            f"1/K and the heads would be {1 / 3 + heads / network:.4f}.",
+        ],
+    )
+
+
 def thousand() -> None:
     settings = {
         **SETTINGS, "clients": 1000, "samples-per-client": 60, "model": "cnn", "rounds": 2,
@@ -178,7 +201,9 @@ def thousand() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--thousand", action="store_true")
-    (thousand if parser.parse_args().thousand else curves)()
+    parser.add_argument("--extractor", action="store_true")
+    arguments = parser.parse_args()
+    (thousand if arguments.thousand else extractor if arguments.extractor else curves)()
 
 
 if __name__ == "__main__":
