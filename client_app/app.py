@@ -64,7 +64,8 @@ def train(message: Message, context: Context) -> Message:
     reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
     reply.metrics["ready_seconds"] = ready - received
     reply.metrics["seconds"] = time.time() - received
-    answer = Message(wire.encode_reply(reply, broadcast), reply_to=message)
+    content = wire.encode_reply(reply, broadcast, node.config.half())
+    answer = Message(content, reply_to=message)
     # Last, so that a round that fails on this client leaves its state as it was.
     node.states.save(state)
     return answer

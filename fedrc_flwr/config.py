@@ -336,6 +336,11 @@ class RunConfig:
         "a deployment.",
         low=0,
     )
+    transport: str = key(
+        "float32",
+        "How networks and updates travel; `float16` halves the bytes each way.",
+        choices=("float32", "float16"),
+    )
     keep_checkpoints: int = key(3, "Checkpoints kept.", low=1)
 
     # --- privacy of the statistics ---------------------------------------------------------------
@@ -361,6 +366,10 @@ class RunConfig:
         if self.mix in MIXES:
             return MIXES[self.mix][0]
         return parse_shares("concept-shares", self.concept_shares, total=1.0)
+
+    def half(self) -> bool:
+        """Whether networks and updates travel in half precision."""
+        return self.transport == "float16"
 
     def corrupted(self) -> tuple[float, ...]:
         """Per concept, the share of its clients whose images are corrupted."""

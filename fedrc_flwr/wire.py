@@ -1,7 +1,8 @@
 """What travels: broadcasts and replies as Flower records, and back, checked on arrival.
 
-The only module of the library that imports Flower. Every network is one flat float32 vector: in a
-deployment each array is a request of its own.
+The only module of the library that imports Flower. Every network is one flat vector: in a
+deployment each array is a request of its own. Where half the bytes are wanted, a vector travels as
+float16 of its share of its own largest number, which travels beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.base import Broadcast, Reply
@@ -38,15 +40,13 @@ class Enrolment:
     style: str
 
 
-def encode_broadcast(broadcast: Broadcast, layout: str) -> RecordDict:
+def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> RecordDict:
     """A broadcast as records; the same records serve all of a round's messages."""
     membership = broadcast.membership
-    models = {
-        _array_name(c): _packed(vector)
-        for c, vector in zip(membership.clusters, broadcast.models, strict=True)
-    }
+    vectors = dict(zip(membership.clusters, broadcast.models, strict=True))
     if broadcast.body is not None:
-        models[_array_name(BODY)] = _packed(broadcast.body)
+        vectors[BODY] = broadcast.body
+    models, scales = _packed(vectors, half)
     config = ConfigRecord(
         {
             "schema": SCHEMA,
@@ -55,12 +55,13 @@ def encode_broadcast(broadcast: Broadcast, layout: str) -> RecordDict:
             "exponent": broadcast.exponent,
             "clusters": list(membership.clusters),
             "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
+            **scales,
         }
     )
     return RecordDict(
         {
             "broadcast": config,
-            "models": ArrayRecord(models),
+            "models": models,
             "statistics": ArrayRecord({"label-prior": Array(broadcast.label_prior)}),
         }
     )
@@ -81,26 +82,28 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
             "version with the same model"
         )
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
-    models = content.array_records["models"]
+    models = {
+        name: _rescaled(array.numpy(), name, config)
+        for name, array in content.array_records["models"].items()
+    }
     body = _array_name(BODY)
     return Broadcast(
         round=_ints(config, "round")[0],
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
-        models=[models[_array_name(c)].numpy() for c in clusters],
-        body=models[body].numpy() if body in models else None,
+        models=[models[_array_name(c)] for c in clusters],
+        body=models.get(body),
         label_prior=content.array_records["statistics"]["label-prior"].numpy(),
         exponent=float(str(config["exponent"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
 
 
-def encode_reply(reply: Reply, broadcast: Broadcast) -> RecordDict:
+def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> RecordDict:
     """A reply as records; clusters without an update are left out."""
     clusters = broadcast.membership.clusters
-    deltas = {
-        _array_name(BODY if k == BODY else clusters[k]): _packed(delta)
-        for k, delta in reply.deltas.items()
-    }
+    deltas, scales = _packed(
+        {BODY if k == BODY else clusters[k]: delta for k, delta in reply.deltas.items()}, half
+    )
     statistics = {"label-counts": Array(reply.label_counts)}
     if reply.cross_losses is not None:
         statistics["cross-losses"] = Array(reply.cross_losses)
@@ -110,11 +113,12 @@ def encode_reply(reply: Reply, broadcast: Broadcast) -> RecordDict:
         "samples": reply.samples,
         "noise": float(reply.noise),
         "releases": reply.releases,
+        **scales,
     }
     return RecordDict(
         {
             "reply": ConfigRecord(config),
-            "deltas": ArrayRecord(deltas),
+            "deltas": deltas,
             "statistics": ArrayRecord(statistics),
             "metrics": MetricRecord({k: float(v) for k, v in reply.metrics.items()}),
         }
@@ -147,7 +151,11 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
         if name not in sizes:
             raise WireError(f"update {name!r} is of no cluster that was sent")
         position, size = sizes[name]
-        deltas[position] = _checked_array(array, name, (size,), np.float32)
+        dtype = np.float16 if array.dtype == "float16" else np.float32
+        delta = _rescaled(_checked_array(array, name, (size,), dtype), name, config)
+        if dtype == np.float16 and not np.isfinite(delta).all():
+            raise WireError(f"{name!r} is out of range")
+        deltas[position] = delta
     statistics = _record(content.array_records, "statistics")
     shape = (len(clusters), classes)
     counts = _statistic(statistics, "label-counts", shape)
@@ -202,8 +210,22 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
     return enrolment
 
 
-def _packed(vector: Vector) -> Array:
-    """A network's vector as Flower's Array, byte for byte as that would make it.
+def _packed(vectors: dict[int, Vector], half: bool) -> tuple[ArrayRecord, dict[str, Any]]:
+    """Vectors by cluster as arrays, and their scales where they travel in half precision."""
+    arrays, scales = {}, {}
+    for cluster, vector in vectors.items():
+        name = _array_name(cluster)
+        if half:
+            scale = float(np.abs(vector).max(initial=0.0)) or 1.0
+            scales[_scale_name(name)] = scale
+            arrays[name] = pack((vector / np.float32(scale)).astype(np.float16))
+        else:
+            arrays[name] = pack(vector)
+    return ArrayRecord(arrays), scales
+
+
+def pack(vector: NDArray[Any]) -> Array:
+    """A vector as Flower's Array, byte for byte as that would make it.
 
     Flower goes through a buffer that grows as it is written to, at ten times the cost.
     """
@@ -211,6 +233,21 @@ def _packed(vector: Vector) -> Array:
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
     data = b"".join((header.getvalue(), np.ascontiguousarray(vector).data))
     return Array(str(vector.dtype), vector.shape, "numpy.ndarray", data)
+
+
+def _rescaled(values: NDArray[Any], name: str, config: ConfigRecord) -> Vector:
+    """A vector as it was before it was packed."""
+    if values.dtype != np.float16:
+        return values
+    scale = config.get(_scale_name(name))
+    if not isinstance(scale, float) or not 0 < scale <= np.finfo(np.float32).max:
+        raise WireError(f"{name!r} travels in half precision with a scale of {scale!r}")
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        return values.astype(np.float32) * np.float32(scale)
+
+
+def _scale_name(array_name: str) -> str:
+    return f"scale-{array_name}"
 
 
 def _array_name(cluster: int) -> str:

@@ -223,7 +223,7 @@ class FedRC(Strategy):
         """One message per client, all sharing the same records."""
         self._names = {self.roster.node(name): name for name in names}
         self._broadcast = self.algorithm.broadcast(self.state, server_round, self.classes)
-        content = wire.encode_broadcast(self._broadcast, self.layout)
+        content = wire.encode_broadcast(self._broadcast, self.layout, self.config.half())
         size = _payload(content)
 
         def stream() -> Iterator[Message]:

@@ -113,7 +113,7 @@ def test_documentation_states_default_and_range(name: str) -> None:
     documented_default, allowed = documented_rows()[name]
 
     assert documented_default == ("empty" if default == "" else f"`{default}`")
-    assert re.findall(r"`([a-z-]+)`", allowed) == list(meta["choices"])
+    assert re.findall(r"`([a-z0-9-]+)`", allowed) == list(meta["choices"])
     bounds = {"> ": meta["above"], ">= ": meta["low"], "<= ": meta["high"]}
     found = {sign: float(number) for sign, number in re.findall(r"(>=? |<= )([0-9.]+)", allowed)}
     assert found == {sign: bound for sign, bound in bounds.items() if bound is not None}

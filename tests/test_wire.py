@@ -122,7 +122,63 @@ def npy(values: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("vector", [np.arange(5, dtype=np.float32), np.zeros(0, dtype=np.float32)])
 def test_a_network_travels_as_flower_would_pack_it(vector):
-    assert wire._packed(vector) == Array(vector)
+    assert wire.pack(vector) == Array(vector)
+
+
+def halved(vector):
+    """Each number to a relative 2**-11, small ones to 2**-25 of the largest."""
+    largest = np.abs(vector).max()
+    return np.maximum(np.abs(vector) * 2.0**-11, largest * 2.0**-25) * 1.01
+
+
+@pytest.mark.parametrize("body", [False, True])
+def test_half_precision_halves_the_bytes_and_keeps_three_digits(body):
+    # Prepare: numbers far beyond what float16 itself can hold
+    sent, reply = make_broadcast(body), make_reply(body=body)
+    sent.models[0][:] *= 1e6
+    reply.deltas[0][:] *= 1e-9
+
+    # Execute
+    down = travel(wire.encode_broadcast(sent, "layout", half=True))
+    up = travel(wire.encode_reply(reply, sent, half=True))
+    arrived = wire.decode_broadcast(down, "layout")
+    answer = wire.decode_reply(up, sent, CLASSES, merge=True)
+
+    # Assert
+    for before, after in zip(sent.models, arrived.models, strict=True):
+        assert after.dtype == np.float32
+        assert (np.abs(after - before) <= halved(before)).all()
+    assert (arrived.body is None) is not body
+    for k, delta in reply.deltas.items():
+        assert (np.abs(answer.deltas[k] - delta) <= halved(delta)).all()
+    for record in (down.array_records["models"], up.array_records["deltas"]):
+        assert all(array.dtype == "float16" for array in record.values())
+
+
+def test_an_update_of_zeros_travels_in_half_precision():
+    reply = make_reply(positions=(1,))
+    reply.deltas[1][:] = 0
+
+    content = travel(wire.encode_reply(reply, make_broadcast(), half=True))
+
+    np.testing.assert_array_equal(decode(content).deltas[1], reply.deltas[1])
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, -1.0, math.nan, math.inf, 1e39, "1", 3e38])
+def test_half_precision_without_a_sane_scale_is_refused(scale):
+    # Prepare: 3e38 is a float32 itself, but not together with what it scales
+    reply = make_reply(positions=(1,))
+    content = wire.encode_reply(reply, make_broadcast(), half=True)
+    name, array = next(iter(content.array_records["deltas"].items()))
+    content.array_records["deltas"][name] = wire.pack(np.full(array.shape, 9, dtype=np.float16))
+    if scale is None:
+        del content.config_records["reply"][f"scale-{name}"]
+    else:
+        content.config_records["reply"][f"scale-{name}"] = scale
+
+    # Execute and assert
+    with pytest.raises(WireError, match=r"scale of|out of range"):
+        decode(content)
 
 
 @pytest.mark.parametrize("body", [True, False])
@@ -264,7 +320,9 @@ def test_wrong_shape_is_refused(record: str, name: str, values: np.ndarray) -> N
 def test_wrong_dtype_is_refused_with_the_right_one(
     record: str, name: str, values: np.ndarray
 ) -> None:
-    for dtype in {"float16", "float32", "float64", "int64", "complex128"} - {values.dtype.name}:
+    # An update may be in half precision, with a scale
+    right = {values.dtype.name} | ({"float16"} if record == "deltas" else set())
+    for dtype in {"float16", "float32", "float64", "int64", "complex128"} - right:
         wrong = values.astype(dtype)
         assert_refused(with_array(record, name, Array(wrong)), name, dtype, values.dtype.name)
 
