@@ -22,6 +22,8 @@ class FlatModule:
     Parameters come first, so that ``gradient`` lines up with the vector's head. Integer buffers
     (BatchNorm's counter) stay where they are: they never travel and are never averaged. The kernels
     of convolutions lie channels-last, which their forward and backward passes are quicker with.
+    Gradients are left where autograd puts them: gathering them in a vector of their own would be
+    a pass over memory more in every step.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -34,14 +36,12 @@ class FlatModule:
             if entries
             else torch.zeros(0, device=device)
         )
-        self.parameter_count = sum(p.numel() for _, p in parameters)
-        self.gradient = torch.zeros(self.parameter_count, device=device)
-        views = torch.split(self.vector, [tensor.numel() for _, tensor in entries])
-        gradients = torch.split(self.gradient, [p.numel() for _, p in parameters])
-        for (_, parameter), view, gradient in zip(parameters, views, gradients, strict=False):
-            parameter.data = _shaped(view, parameter)
-            parameter.grad = _shaped(gradient, parameter)
-        for (name, buffer), view in zip(buffers, views[len(parameters) :], strict=True):
+        self.parameters = [parameter for _, parameter in parameters]
+        self.parameter_count = sum(p.numel() for p in self.parameters)
+        for parameter, view in zip(self.parameters, self.views(self.vector), strict=True):
+            parameter.data = view
+        rest = torch.split(self.vector[self.parameter_count :], [b.numel() for _, b in buffers])
+        for (name, buffer), view in zip(buffers, rest, strict=True):
             owner, _, attribute = name.rpartition(".")
             module.get_submodule(owner)._buffers[attribute] = _shaped(view, buffer)
 
@@ -49,6 +49,25 @@ class FlatModule:
     def trainable(self) -> Tensor:
         """The parameters' part of the vector."""
         return self.vector[: self.parameter_count]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parameters' parts of a vector of this layout, in their shapes."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts = torch.split(vector[: self.parameter_count], sizes)
+        return [_shaped(part, p) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def clear_gradient(self) -> None:
+        """Forget the gradient, as before every backward pass."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradient(self) -> Tensor:
+        """A copy of the gradient, in the order of the vector."""
+        parts = [
+            torch.zeros_like(p).reshape(-1) if p.grad is None else _flat(p.grad)
+            for p in self.parameters
+        ]
+        return torch.cat(parts) if parts else self.trainable.clone()
 
     def load(self, vector: Vector) -> None:
         """Take over another vector of the same layout."""

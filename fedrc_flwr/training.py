@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from fedrc_flwr.layout import FlatModule, Vector
 EVALUATION_BATCH = 256  # more would fall out of a CPU's cache
 #: Backward over a whole batch costs two passes, forward and backward over a part of it three.
 WORTH_KEEPING = 2 / 3
+
+
+#: What SGD remembers of each parameter; nothing before the first step.
+Velocity = list[Tensor | None]
+PIECE = 1 << 16  # numbers
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ def train(
     # no part in a cluster must not pull at it.
     parts = [float(responsibilities[:, k].mean()) for k in active]
     parts += [] if bank.body is None else [1.0]
-    velocities = [torch.zeros_like(module.gradient) for module in trained]
+    velocities: list[Velocity] = [[None] * len(module.parameters) for module in trained]
     kept = _kept(bank, responsibilities, settings)
     outputs = None if first_pass is None else first_pass.outputs
     order = None if first_pass is None else first_pass.order
@@ -156,7 +162,7 @@ def train(
         if bank.batch_norm:
             bank.batch_statistics(len(batch) > 1)
         for module in trained:
-            module.gradient.zero_()
+            module.clear_gradient()
         rows = torch.from_numpy(batch).to(bank.device)
         if kept is None:
             _backward_together(
@@ -177,7 +183,8 @@ def train(
         for module, start, velocity, part in zip(trained, starts, velocities, parts, strict=True):
             _sgd_step(module, start, velocity, part, settings)
     changed = [
-        (module.vector - start).cpu().numpy() for module, start in zip(trained, starts, strict=True)
+        torch.sub(module.vector, start, out=start).cpu().numpy()
+        for module, start in zip(trained, starts, strict=True)
     ]
     body = changed.pop() if bank.body is not None else None
     return Deltas(dict(zip(active, changed, strict=True)), body)
@@ -189,8 +196,8 @@ def batch_gradients(
     labels: Tensor,
     settings: LocalSettings,
     rng: np.random.Generator,
-) -> Iterator[Callable[[], None]]:
-    """For each batch, a function that puts the gradient of the first network into its vector.
+) -> Iterator[Callable[[], Tensor]]:
+    """For each batch, a function that computes the gradient of the first network where it stands.
 
     For algorithms with steps of their own; the loss is the batch's mean, with weight decay and
     FedDecorr where configured.
@@ -204,13 +211,13 @@ def batch_gradients(
 
         def gradient(
             inputs: Tensor = batch_inputs, labels: Tensor = batch_labels, ones: Tensor = everything
-        ) -> None:
+        ) -> Tensor:
             if bank.batch_norm:
                 bank.batch_statistics(len(labels) > 1)
-            network.gradient.zero_()
+            network.clear_gradient()
             _backward(bank, inputs, labels, ones, 0, settings)
-            if settings.weight_decay > 0:
-                network.gradient.add_(network.trainable, alpha=settings.weight_decay)
+            at = network.gradient()
+            return at.add_(network.trainable, alpha=settings.weight_decay)
 
         yield gradient
 
@@ -320,13 +327,34 @@ def decorrelation(features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _sgd_step(
-    module: FlatModule, start: Tensor, velocity: Tensor, part: float, settings: LocalSettings
+    module: FlatModule, start: Tensor, velocity: Velocity, part: float, settings: LocalSettings
 ) -> None:
-    # torch's fused SGD is a little quicker on large networks and five times slower on small ones.
-    parameters, gradient = module.trainable, module.gradient
-    if settings.weight_decay > 0:
-        gradient.add_(parameters, alpha=settings.weight_decay * part)
-    if settings.prox_mu > 0:
-        gradient.add_(parameters - start[: module.parameter_count], alpha=settings.prox_mu)
-    velocity.mul_(settings.momentum).add_(gradient)
-    parameters.sub_(velocity, alpha=settings.learning_rate)
+    """One step of SGD.
+
+    A large network's step is bound by memory: its pieces stay in the cache from the velocity to
+    the parameters, and what was the gradient becomes the velocity where it lies.
+    """
+    begins = module.views(start)
+    for number, parameter in enumerate(module.parameters):
+        values, gradient = parameter.data, parameter.grad
+        if gradient is None:
+            # No sample of this batch is the cluster's; it rolls on.
+            gradient = torch.zeros_like(values)
+        if settings.weight_decay > 0:
+            gradient.add_(values, alpha=settings.weight_decay * part)
+        if settings.prox_mu > 0:
+            gradient.add_(values - begins[number], alpha=settings.prox_mu)
+        before = velocity[number]
+        for piece in _pieces(values):
+            if before is not None:
+                gradient[piece].add_(before[piece], alpha=settings.momentum)
+            values[piece].sub_(gradient[piece], alpha=settings.learning_rate)
+        velocity[number] = gradient if settings.momentum > 0 else None
+
+
+def _pieces(values: Tensor) -> list[Any]:
+    """Indices that cut a tensor along its first dimension into pieces of ``PIECE`` numbers."""
+    if values.numel() <= PIECE:
+        return [...]
+    rows = max(1, PIECE * len(values) // values.numel())
+    return [slice(first, first + rows) for first in range(0, len(values), rows)]

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_the_vector_is_the_parameters_then_the_floating_point_buffers():
     np.testing.assert_array_equal(flat.vector.numpy(), expected.astype(np.float32))
     # 4 * 3 + 3 of the linear layer, 3 + 3 of the normalisation, 3 * 2 + 2 of the head
     assert flat.parameter_count == 29
-    assert len(flat.trainable) == len(flat.gradient) == 29
+    assert len(flat.trainable) == len(flat.gradient()) == 29
 
 
 def test_to_vector_has_the_order_of_the_flat_module():
@@ -73,7 +74,7 @@ def test_loading_a_vector_sets_the_network():
     torch.testing.assert_close(flat.module.eval()(inputs), source.eval()(inputs))
 
 
-def test_parameters_gradients_and_buffers_are_views_of_the_vectors():
+def test_parameters_and_buffers_are_views_of_the_vector():
     # Prepare
     flat = FlatModule(with_batch_norm(), CPU)
     module = flat.module
@@ -85,11 +86,38 @@ def test_parameters_gradients_and_buffers_are_views_of_the_vectors():
     # Assert: what is written to the vector is in the network, and the other way round
     assert (module.head.weight == 2.0).all()
     gradients = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
-    torch.testing.assert_close(flat.gradient, gradients)
-    assert flat.gradient.abs().sum() > 0
+    torch.testing.assert_close(flat.gradient(), gradients)
+    assert gradients.abs().sum() > 0
     running = torch.cat([module.body[2].running_mean, module.body[2].running_var])
     torch.testing.assert_close(flat.vector[29:], running)
     assert not (running == 2.0).any()
+
+
+def test_a_gradient_that_was_cleared_is_zero():
+    flat = FlatModule(with_batch_norm(), CPU)
+    flat.module.train()(torch.randn(8, 2, 2)).sum().backward()
+
+    flat.clear_gradient()
+
+    assert not flat.gradient().any()
+
+
+def test_the_gradient_has_the_order_of_the_vector_where_kernels_lie_channels_last():
+    # Prepare
+    torch.manual_seed(0)
+    flat = FlatModule(nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten()), CPU)
+    kernel = flat.module[0].weight
+
+    # Execute
+    flat.module(torch.randn(4, 2, 5, 5)).square().sum().backward()
+
+    # Assert
+    places = itertools.product(range(3), range(2), range(2), range(2))
+    expected = [float(kernel.grad[o, i, y, x]) for o, y, x, i in places]
+    np.testing.assert_allclose(flat.gradient()[:24], expected)
+    (seen,) = [v for v in flat.views(flat.vector) if v.dim() == 4]
+    assert seen.data_ptr() == kernel.data_ptr()
+    assert seen.stride() == kernel.stride()
 
 
 def test_integer_buffers_stay_integers_and_are_not_loaded():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from fedrc_flwr import training
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime
 from fedrc_flwr.bank import ModelBank
@@ -101,6 +102,50 @@ def test_training_all_models_is_the_same_as_torchs_sgd_on_each_of_them(client, v
         expected = reference.flatten(trained) - reference.flatten(model)
         assert np.abs(expected).max() > 1e-3
         np.testing.assert_allclose(deltas.clusters[k], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_in_pieces_is_a_step(client, variant, monkeypatch):
+    # Prepare: layers of 20 and 15 numbers, in pieces of whole rows; 4 do not divide 5
+    inputs, labels, responsibilities = client
+    models = [network(k) for k in range(3)]
+    local = LocalSettings(2, 6, learning_rate=0.2, skip_below=0.3, **VARIANTS[variant])
+
+    def trained():
+        rng = np.random.default_rng(11)
+        return train(bank_of(models), inputs, labels, responsibilities, [0, 1, 2], local, rng)
+
+    whole = trained()
+
+    # Execute
+    monkeypatch.setattr(training, "PIECE", 10)
+    cut = trained()
+
+    # Assert
+    for k in range(3):
+        np.testing.assert_allclose(cut.clusters[k], whole.clusters[k], atol=1e-7)
+
+
+def test_a_cluster_without_a_sample_in_a_batch_rolls_on_by_its_momentum(client):
+    # Prepare: the first batch is all cluster 0's, the second one cluster 1's
+    inputs, labels, _ = (part[:8] for part in client)
+    local = LocalSettings(1, 4, learning_rate=0.2, momentum=0.5, skip_below=0.1)
+    order = np.random.default_rng(3).permutation(8)
+    responsibilities = np.zeros((8, 2))
+    responsibilities[order[:4], 0] = responsibilities[order[4:], 1] = 1.0
+    model = network(0)
+
+    # Execute
+    deltas = train(
+        bank_of([model, network(1)]), inputs, labels, responsibilities, [0, 1], local,
+        np.random.default_rng(3),
+    )  # fmt: skip
+
+    # Assert: a step of 0.2 g, and half of it once more
+    rows = torch.from_numpy(order[:4])
+    loss = functional.cross_entropy(model(inputs[rows]), labels[rows])
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, model.parameters())])
+    np.testing.assert_allclose(deltas.clusters[0], -0.2 * 1.5 * gradient.numpy(), atol=1e-6)
 
 
 def test_a_last_batch_of_one_sample_is_trained_without_a_correlation_of_features(client):

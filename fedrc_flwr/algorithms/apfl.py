@@ -46,18 +46,16 @@ class APFL(FedAvg):
         own = torch.from_numpy(state.vectors.get(PERSONAL, broadcast.models[0])).to(bank.device)
         own = own.clone()
         alpha = state.numbers.get(ALPHA, config.apfl_alpha)
-        velocities = [torch.zeros_like(network.gradient) for _ in range(2)]
+        velocities = [torch.zeros_like(network.trainable) for _ in range(2)]
         inputs, labels = client.tensors(client.fit)
         settings = local_settings(config)
         batches = batch_gradients(bank, inputs, labels, settings, client.rng)
         for number, gradient in enumerate(batches):
             network.vector.copy_(shared)
-            gradient()
-            at_shared = network.gradient + config.prox_mu * (shared - start)[:count]
+            at_shared = gradient() + config.prox_mu * (shared - start)[:count]
             shared[count:] = network.vector[count:]
             network.vector.copy_(alpha * own + (1 - alpha) * shared)
-            gradient()
-            at_mixture = network.gradient
+            at_mixture = gradient()
             own[count:] = network.vector[count:]
             difference = own[:count] - shared[:count]
             _step(shared[:count], velocities[0], at_shared, config.momentum, config.learning_rate)

@@ -39,9 +39,8 @@ class PFedMe(FedAvg):
         inputs, labels = client.tensors(client.fit)
         for gradient in batch_gradients(bank, inputs, labels, local_settings(config), client.rng):
             for _ in range(config.pfedme_steps):
-                gradient()
                 pull = network.trainable - copy[:count]
-                step = network.gradient + config.pfedme_lambda * pull
+                step = gradient() + config.pfedme_lambda * pull
                 network.trainable.sub_(step, alpha=config.pfedme_rate)
             outer = config.learning_rate * config.pfedme_lambda
             copy[:count].sub_(copy[:count] - network.trainable, alpha=outer)
