@@ -16,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -27,7 +25,6 @@ from bare import floor_round, machine, plain_cnn, write_section
 from federation import Federation
 
 from client_app.node import _folder_name
-from fedrc_flwr import layout
 from fedrc_flwr.algorithms.base import Broadcast
 from fedrc_flwr.checkpoint import CHECKPOINTS, latest_checkpoint, load_client_state
 from fedrc_flwr.configuration import load_config
@@ -73,18 +70,6 @@ class Core:
             self.sent += len(reply.deltas)
 
 
-def contiguous() -> Callable[..., Any]:
-    """Kernels as PyTorch lays them, in place of channels-last."""
-
-    def shaped(view: Tensor, like: Tensor) -> Tensor:
-        return view.view_as(like)
-
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1)
-
-    return mock.patch.multiple(layout, _shaped=shaped, _flat=flat)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
@@ -109,10 +94,7 @@ def main() -> None:
     without = Core(config, None, count)
     without.federation.algorithm.trains_scored = False  # type: ignore[misc]
     parts["... without reusing the E-step's pass"] = without
-    parts["... nor pooling before rectifying"] = other = Core(plain, None, count)
-    other.federation.algorithm.trains_scored = False  # type: ignore[misc]
-    with contiguous():
-        parts["... nor channels-last kernels"] = other = Core(plain, None, count)
+    parts["... nor the network's order and formats"] = other = Core(plain, None, count)
     other.federation.algorithm.trains_scored = False  # type: ignore[misc]
     parts["core, clusters formed"] = formed = Core(config, arguments.run, count)
     parts["... without skipping"] = Core(dense, arguments.run, count)

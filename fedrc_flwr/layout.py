@@ -12,18 +12,15 @@ from torch import Tensor, nn
 from fedrc_flwr.errors import WireError
 
 Vector = NDArray[np.float32]
-#: Part of the fingerprint of a network with convolutions: how their kernels lie in the vector.
-LAYOUT = "channels-last"
 
 
 class FlatModule:
     """A module whose parameters and floating-point buffers are views of one vector.
 
     Parameters come first, so that ``gradient`` lines up with the vector's head. Integer buffers
-    (BatchNorm's counter) stay where they are: they never travel and are never averaged. The kernels
-    of convolutions lie channels-last, which their forward and backward passes are quicker with.
-    Gradients are left where autograd puts them: gathering them in a vector of their own would be
-    a pass over memory more in every step.
+    (BatchNorm's counter) stay where they are: they never travel and are never averaged. Gradients
+    are left where autograd puts them: gathering them in a vector of their own would be a pass over
+    memory more in every step.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -32,10 +29,12 @@ class FlatModule:
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = [(name, tensor.detach()) for name, tensor in parameters + buffers]
         self.vector = (
-            torch.cat([_flat(tensor) for _, tensor in entries])
+            torch.cat([tensor.reshape(-1) for _, tensor in entries])
             if entries
             else torch.zeros(0, device=device)
         )
+        #: What was loaded last, not a copy; at first the module's own values.
+        self.loaded: Vector = self.vector.cpu().numpy().copy()
         self.parameters = [parameter for _, parameter in parameters]
         self.parameter_count = sum(p.numel() for p in self.parameters)
         for parameter, view in zip(self.parameters, self.views(self.vector), strict=True):
@@ -43,7 +42,7 @@ class FlatModule:
         rest = torch.split(self.vector[self.parameter_count :], [b.numel() for _, b in buffers])
         for (name, buffer), view in zip(buffers, rest, strict=True):
             owner, _, attribute = name.rpartition(".")
-            module.get_submodule(owner)._buffers[attribute] = _shaped(view, buffer)
+            module.get_submodule(owner)._buffers[attribute] = view.view_as(buffer)
 
     @property
     def trainable(self) -> Tensor:
@@ -54,7 +53,7 @@ class FlatModule:
         """The parameters' parts of a vector of this layout, in their shapes."""
         sizes = [parameter.numel() for parameter in self.parameters]
         parts = torch.split(vector[: self.parameter_count], sizes)
-        return [_shaped(part, p) for part, p in zip(parts, self.parameters, strict=True)]
+        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
     def clear_gradient(self) -> None:
         """Forget the gradient, as before every backward pass."""
@@ -64,8 +63,7 @@ class FlatModule:
     def gradient(self) -> Tensor:
         """A copy of the gradient, in the order of the vector."""
         parts = [
-            torch.zeros_like(p).reshape(-1) if p.grad is None else _flat(p.grad)
-            for p in self.parameters
+            (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.parameters
         ]
         return torch.cat(parts) if parts else self.trainable.clone()
 
@@ -76,16 +74,14 @@ class FlatModule:
                 f"a vector of shape {vector.shape} for a network of {len(self.vector)} numbers"
             )
         self.vector.copy_(torch.from_numpy(vector))
+        self.loaded = vector
 
 
 def fingerprint(module: nn.Module, shared_body: bool) -> str:
     """A short name of a network's layout; two sides with the same one can exchange vectors."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
-    about: tuple[object, ...] = (shapes, shared_body)
-    if any(len(shape) == 4 for _, shape in shapes):
-        about = (LAYOUT, *about)
-    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((shapes, shared_body)).encode()).hexdigest()[:16]
 
 
 def to_vector(module: nn.Module) -> Vector:
@@ -93,17 +89,4 @@ def to_vector(module: nn.Module) -> Vector:
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     if not tensors:
         return np.zeros(0, dtype=np.float32)
-    return torch.cat([_flat(t.detach().float()) for t in tensors]).cpu().numpy()
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A tensor's numbers in the order in which they lie in the vector."""
-    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).reshape(-1)
-
-
-def _shaped(view: Tensor, like: Tensor) -> Tensor:
-    """A part of the vector in the shape of a tensor, without a copy."""
-    if like.dim() != 4:
-        return view.view_as(like)
-    outputs, inputs, height, width = like.shape
-    return view.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+    return torch.cat([t.detach().float().reshape(-1) for t in tensors]).cpu().numpy()

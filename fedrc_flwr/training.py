@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ WORTH_KEEPING = 2 / 3
 
 #: What SGD remembers of each parameter; nothing before the first step.
 Velocity = list[Tensor | None]
-PIECE = 1 << 16  # numbers
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,8 @@ def train(
 ) -> Deltas:
     """Local SGD of the active clusters on ``mean_j responsibilities[j, k] * f(x_j, y_j, theta_k)``.
 
+    It starts from what the bank has loaded and returns the differences from that.
+
     All clusters see the same batches in the same order. With a shared body, the body takes the sum
     over clusters of their gradients. Momentum starts from zero: the parameters have just been
     replaced by the broadcast.
@@ -147,47 +147,43 @@ def train(
     if not active:
         return Deltas({}, None)
     bank.train_mode(True)
-    weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
-    trained = [bank.units[k] for k in active] + ([] if bank.body is None else [bank.body])
-    starts = [module.vector.clone() for module in trained]
-    # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
-    # no part in a cluster must not pull at it.
-    parts = [float(responsibilities[:, k].mean()) for k in active]
-    parts += [] if bank.body is None else [1.0]
-    velocities: list[Velocity] = [[None] * len(module.parameters) for module in trained]
-    kept = _kept(bank, responsibilities, settings)
-    outputs = None if first_pass is None else first_pass.outputs
     order = None if first_pass is None else first_pass.order
-    for batch in _batches(len(labels), settings, rng, bank.batch_norm, order):
-        if bank.batch_norm:
-            bank.batch_statistics(len(batch) > 1)
-        for module in trained:
-            module.clear_gradient()
-        rows = torch.from_numpy(batch).to(bank.device)
-        if kept is None:
-            _backward_together(
-                bank, inputs[rows], labels[rows], weights[rows], active, settings, outputs
-            )
-        else:
-            for k in active:
-                mask = kept[batch, k]
-                if outputs is not None and mask.mean() >= WORTH_KEEPING:
-                    share = weights[rows, k] * torch.from_numpy(mask).to(bank.device)
-                    objective = _objective(*outputs[k], labels[rows], share, settings)
-                    torch.autograd.backward(objective)
-                elif mask.any():
-                    some = rows[torch.from_numpy(mask).to(bank.device)]
-                    share = weights[some, k] * (len(some) / len(batch))
-                    _backward(bank, inputs[some], labels[some], share, k, settings)
-        outputs = None
-        for module, start, velocity, part in zip(trained, starts, velocities, parts, strict=True):
-            _sgd_step(module, start, velocity, part, settings)
-    changed = [
-        torch.sub(module.vector, start, out=start).cpu().numpy()
-        for module, start in zip(trained, starts, strict=True)
-    ]
-    body = changed.pop() if bank.body is not None else None
-    return Deltas(dict(zip(active, changed, strict=True)), body)
+    batches = list(_batches(len(labels), settings, rng, bank.batch_norm, order))
+    weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
+    kept = _kept(bank, responsibilities, settings)
+    clusters: dict[int, Vector] = {}
+    body = None
+    # A cluster after the other, so that a CPU's cache holds one network at a time; those that share
+    # a body go together.
+    for group in [[k] for k in active] if bank.body is None else [active]:
+        trained = [bank.units[k] for k in group] + ([] if bank.body is None else [bank.body])
+        # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
+        # no part in a cluster must not pull at it.
+        parts = [float(responsibilities[:, k].mean()) for k in group]
+        parts += [] if bank.body is None else [1.0]
+        velocities: list[Velocity] = [[None] * len(module.parameters) for module in trained]
+        for number, batch in enumerate(batches):
+            if bank.batch_norm:
+                bank.batch_statistics(len(batch) > 1)
+            for module in trained:
+                module.clear_gradient()
+            outputs = first_pass.outputs if first_pass is not None and number == 0 else None
+            rows = torch.from_numpy(batch).to(bank.device)
+            if kept is None:
+                _backward_together(
+                    bank, inputs[rows], labels[rows], weights[rows], group, settings, outputs
+                )
+            else:
+                mask = kept[batch, group[0]]
+                _backward_some(bank, inputs, labels, weights, rows, mask, group[0], settings,
+                               outputs)  # fmt: skip
+            for module, velocity, part in zip(trained, velocities, parts, strict=True):
+                _sgd_step(module, velocity, part, settings)
+        changed = [module.vector.cpu().numpy() - module.loaded for module in trained]
+        if bank.body is not None:
+            body = changed.pop()
+        clusters |= zip(group, changed, strict=True)
+    return Deltas(clusters, body)
 
 
 def batch_gradients(
@@ -250,6 +246,27 @@ def _backward(
         for features, logits in bank.features_and_logits(inputs, [k]):
             objective = _objective(features, logits, labels, weights, settings)
     torch.autograd.backward(objective)
+
+
+def _backward_some(
+    bank: ModelBank,
+    inputs: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    mask: NDArray[np.bool_],
+    k: int,
+    settings: LocalSettings,
+    outputs: list[tuple[Tensor, Tensor]] | None,
+) -> None:
+    """Add the gradient of one cluster's objective on the samples of a batch that ``mask`` keeps."""
+    if outputs is not None and mask.mean() >= WORTH_KEEPING:
+        share = weights[rows, k] * torch.from_numpy(mask).to(bank.device)
+        torch.autograd.backward(_objective(*outputs[k], labels[rows], share, settings))
+    elif mask.any():
+        some = rows[torch.from_numpy(mask).to(bank.device)]
+        share = weights[some, k] * (len(some) / len(mask))
+        _backward(bank, inputs[some], labels[some], share, k, settings)
 
 
 def _backward_together(
@@ -326,35 +343,19 @@ def decorrelation(features: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _sgd_step(
-    module: FlatModule, start: Tensor, velocity: Velocity, part: float, settings: LocalSettings
-) -> None:
-    """One step of SGD.
-
-    A large network's step is bound by memory: its pieces stay in the cache from the velocity to
-    the parameters, and what was the gradient becomes the velocity where it lies.
-    """
-    begins = module.views(start)
+def _sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: LocalSettings) -> None:
+    """One step of SGD; what was the gradient becomes the velocity where it lies."""
+    start = module.views(torch.from_numpy(module.loaded)) if settings.prox_mu > 0 else []
     for number, parameter in enumerate(module.parameters):
-        values, gradient = parameter.data, parameter.grad
+        values, gradient, before = parameter.data, parameter.grad, velocity[number]
         if gradient is None:
             # No sample of this batch is the cluster's; it rolls on.
             gradient = torch.zeros_like(values)
         if settings.weight_decay > 0:
             gradient.add_(values, alpha=settings.weight_decay * part)
         if settings.prox_mu > 0:
-            gradient.add_(values - begins[number], alpha=settings.prox_mu)
-        before = velocity[number]
-        for piece in _pieces(values):
-            if before is not None:
-                gradient[piece].add_(before[piece], alpha=settings.momentum)
-            values[piece].sub_(gradient[piece], alpha=settings.learning_rate)
+            gradient.add_(values - start[number].to(values.device), alpha=settings.prox_mu)
+        if before is not None:
+            gradient.add_(before, alpha=settings.momentum)
+        values.sub_(gradient, alpha=settings.learning_rate)
         velocity[number] = gradient if settings.momentum > 0 else None
-
-
-def _pieces(values: Tensor) -> list[Any]:
-    """Indices that cut a tensor along its first dimension into pieces of ``PIECE`` numbers."""
-    if values.numel() <= PIECE:
-        return [...]
-    rows = max(1, PIECE * len(values) // values.numel())
-    return [slice(first, first + rows) for first in range(0, len(values), rows)]

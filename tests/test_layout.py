@@ -1,5 +1,4 @@
 import copy
-import itertools
 
 import numpy as np
 import pytest
@@ -100,24 +99,6 @@ def test_a_gradient_that_was_cleared_is_zero():
     flat.clear_gradient()
 
     assert not flat.gradient().any()
-
-
-def test_the_gradient_has_the_order_of_the_vector_where_kernels_lie_channels_last():
-    # Prepare
-    torch.manual_seed(0)
-    flat = FlatModule(nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten()), CPU)
-    kernel = flat.module[0].weight
-
-    # Execute
-    flat.module(torch.randn(4, 2, 5, 5)).square().sum().backward()
-
-    # Assert
-    places = itertools.product(range(3), range(2), range(2), range(2))
-    expected = [float(kernel.grad[o, i, y, x]) for o, y, x, i in places]
-    np.testing.assert_allclose(flat.gradient()[:24], expected)
-    (seen,) = [v for v in flat.views(flat.vector) if v.dim() == 4]
-    assert seen.data_ptr() == kernel.data_ptr()
-    assert seen.stride() == kernel.stride()
 
 
 def test_integer_buffers_stay_integers_and_are_not_loaded():

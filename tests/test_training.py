@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedrc_flwr import training
 from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.algorithms.base import ClientRuntime
 from fedrc_flwr.bank import ModelBank
@@ -102,28 +101,6 @@ def test_training_all_models_is_the_same_as_torchs_sgd_on_each_of_them(client, v
         expected = reference.flatten(trained) - reference.flatten(model)
         assert np.abs(expected).max() > 1e-3
         np.testing.assert_allclose(deltas.clusters[k], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_in_pieces_is_a_step(client, variant, monkeypatch):
-    # Prepare: layers of 20 and 15 numbers, in pieces of whole rows; 4 do not divide 5
-    inputs, labels, responsibilities = client
-    models = [network(k) for k in range(3)]
-    local = LocalSettings(2, 6, learning_rate=0.2, skip_below=0.3, **VARIANTS[variant])
-
-    def trained():
-        rng = np.random.default_rng(11)
-        return train(bank_of(models), inputs, labels, responsibilities, [0, 1, 2], local, rng)
-
-    whole = trained()
-
-    # Execute
-    monkeypatch.setattr(training, "PIECE", 10)
-    cut = trained()
-
-    # Assert
-    for k in range(3):
-        np.testing.assert_allclose(cut.clusters[k], whole.clusters[k], atol=1e-7)
 
 
 def test_a_cluster_without_a_sample_in_a_batch_rolls_on_by_its_momentum(client):

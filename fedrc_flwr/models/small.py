@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models.split import SplitModel
+
+
+class OnCPU(nn.Module):
+    """Puts images into a memory format that the next layer is quicker with, on a CPU."""
+
+    def __init__(self, memory_format: torch.memory_format) -> None:
+        super().__init__()
+        self.memory_format = memory_format
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The same numbers."""
+        if images.device.type != "cpu":
+            return images
+        return images.to(memory_format=self.memory_format)
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
@@ -25,13 +39,18 @@ def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
         raise ConfigError(
             f"model = 'cnn': images of {height} x {width} are too small, expected 4 x 4 or more"
         )
-    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify.
+    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify. On
+    # a CPU pooling is quickest channels-last, and so is a convolution of few channels; the second
+    # one is quickest the other way.
     body = nn.Sequential(
         nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
+        OnCPU(torch.channels_last),
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.MaxPool2d(2),
         nn.ReLU(),
+        OnCPU(torch.contiguous_format),
         nn.Conv2d(32, 64, 5, padding=2),
+        OnCPU(torch.channels_last),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
