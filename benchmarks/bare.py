@@ -7,13 +7,25 @@ comes: no federation, no messages, no averaging, no copies of models.
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from federation import Federation
+
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.state import ClientState
+
+FORMING = 8  # rounds
 README = Path(__file__).with_name("README.md")
 
 
@@ -59,6 +71,29 @@ def floor_round(
                 optimizer.step()
 
 
+def formed(settings: dict[str, Any]) -> Federation:
+    """A federation on FashionMNIST whose clusters have formed, in this process.
+
+    For a few rounds every client's mixture weight is on the cluster of its concept, which the
+    E-step then leaves there. After that all weights are even again, and the clusters have to hold
+    by themselves.
+    """
+    config = load_config({"scenario": "fashion-mnist-30", "alpha": 10.0, **settings})
+    federation = Federation(config)
+    clusters = federation.state.clusters
+    for client in federation.clients:
+        mine = np.eye(len(clusters))[client.truth.concept]
+        federation.client_states[client.name] = ClientState(0, clusters, mine)
+    for _ in range(FORMING):
+        federation.round()
+    for client in federation.clients:
+        if client.role == "train":
+            federation.client_states[client.name] = ClientState.start(clusters)
+        else:
+            del federation.client_states[client.name]
+    return federation
+
+
 def machine() -> str:
     """The machine in a line."""
     model = ""
@@ -66,7 +101,7 @@ def machine() -> str:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
     memory = int(Path("/proc/meminfo").read_text("utf-8").split()[1]) / 1024**2
-    cores = len(__import__("os").sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
     vectors = "AVX-512" if "avx512f" in Path("/proc/cpuinfo").read_text("utf-8") else "AVX2"
     return (
         f"{cores} cores of {model} ({vectors}), {memory:.0f} GiB, no GPU; Python "

@@ -1,10 +1,9 @@
 """The library's client half against the bare loop, before and after the clusters have formed.
 
-    python benchmarks/core.py --run RUN
+    python benchmarks/core.py
 
-RUN is the directory of a finished run on FashionMNIST with the `cnn`, such as one of those that
-benchmarks/skipping.py leaves: its scenario gives the clients, its last checkpoint the formed state.
-Floor and core take turns on the same clients; a figure is the median of the repeats' ratios.
+FashionMNIST, the `cnn`, K = 3, batches of 128, in the first round and with formed clusters (see
+bare.formed). Floor and core take turns; a figure is the median of the repeats' ratios.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from bare import floor_round, machine, plain_cnn, write_section
+from bare import floor_round, formed, machine, plain_cnn, write_section
 from federation import Federation
 
-from client_app.node import _folder_name
 from fedrc_flwr.algorithms.base import Broadcast
-from fedrc_flwr.checkpoint import CHECKPOINTS, latest_checkpoint, load_client_state
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.models import SplitModel
-from fedrc_flwr.report.log import CONFIG, read_json
 from fedrc_flwr.state import ClientState
+
+SETTINGS: dict[str, Any] = {"scenario": "fashion-mnist-30"}
 
 
 def split_plain_cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
@@ -40,22 +38,12 @@ def split_plain_cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
 
 
 class Core:
-    """The client half over a few clients, from the first round or from a run's last."""
+    """The client half over a few clients of a federation."""
 
-    def __init__(self, settings: dict[str, Any], run: Path | None, clients: int) -> None:
-        federation = Federation(load_config(settings))
+    def __init__(self, federation: Federation, clients: int) -> None:
+        self.federation = federation
         self.clients = [c for c in federation.clients if c.role == "train"][:clients]
         state = federation.state
-        self.states = {c.name: ClientState.start(state.clusters) for c in self.clients}
-        if run is not None:
-            state = latest_checkpoint(run / CHECKPOINTS)[0].state
-            for client in self.clients:
-                kept = load_client_state(run / "clients" / run.name / _folder_name(client.name),
-                                         state.round + 1)  # fmt: skip
-                if kept is None:
-                    raise SystemExit(f"{run} has no state of {client.name}")
-                self.states[client.name] = kept
-        self.federation = federation
         self.broadcast: Broadcast = federation.algorithm.broadcast(state, state.round + 1, 10)
         self.sent = 0
 
@@ -63,41 +51,46 @@ class Core:
         """One round of the client half, nothing sent."""
         self.sent = 0
         for client in self.clients:
-            runtime = self.federation.runtime(client, self.broadcast.round)
-            reply, _ = self.federation.algorithm.train(
-                self.broadcast, self.states[client.name], runtime
+            state = self.federation.client_states.get(
+                client.name, ClientState.start(self.broadcast.membership.clusters)
             )
+            runtime = self.federation.runtime(client, self.broadcast.round)
+            reply, _ = self.federation.algorithm.train(self.broadcast, state, runtime)
             self.sent += len(reply.deltas)
+
+
+def fresh(settings: dict[str, Any], reuse: bool = True) -> Federation:
+    """A federation before its first round."""
+    federation = Federation(load_config({**SETTINGS, **settings}))
+    federation.algorithm.trains_scored = reuse  # type: ignore[misc]
+    return federation
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="1 is what a simulated client has")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = read_json(arguments.run / CONFIG)
-    dense = {**config, "skip-below": 0.0, "skip-cluster-below": 0.0}
-    plain = {**dense, "model": "core:split_plain_cnn"}
     count = arguments.clients
-    parts: dict[str, Callable[[], None]] = {}
-    core = Core(config, None, count)
+    settings = load_config(SETTINGS)
+    core = Core(fresh({}), count)
     samples = [core.federation.runtime(c, 1).tensors(c.fit) for c in core.clients]
-    bare = [plain_cnn() for _ in range(core.federation.config.clusters)]
-    settings = core.federation.config
-    parts["floor"] = lambda: floor_round(
-        bare, samples, settings.batch_size, settings.learning_rate, settings.momentum
-    )
-    parts["core, first round"] = core
-    without = Core(config, None, count)
-    without.federation.algorithm.trains_scored = False  # type: ignore[misc]
-    parts["... without reusing the E-step's pass"] = without
-    parts["... nor the network's order and formats"] = other = Core(plain, None, count)
-    other.federation.algorithm.trains_scored = False  # type: ignore[misc]
-    parts["core, clusters formed"] = formed = Core(config, arguments.run, count)
-    parts["... without skipping"] = Core(dense, arguments.run, count)
+    bare = [plain_cnn() for _ in range(settings.clusters)]
+    done = formed({"clients": 6})
+    done.round()  # the weights find the clusters again
+    after = Core(done, count)
+    plain = Core(fresh({"model": "core:split_plain_cnn"}, reuse=False), count)
+    parts: dict[str, Callable[[], None]] = {
+        "floor": lambda: floor_round(
+            bare, samples, settings.batch_size, settings.learning_rate, settings.momentum
+        ),
+        "core, first round": core,
+        "... without reusing the E-step's pass": Core(fresh({}, reuse=False), count),
+        "... nor the network's order and memory formats": plain,
+        "core, clusters formed": after,
+    }
     times: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(arguments.repeats + 1):
         for name, part in parts.items():
@@ -119,7 +112,7 @@ def main() -> None:
             f"| {name} | {median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} "
             f"| {median(seconds) / count:.2f} |"
         )
-    lines += ["", f"Networks sent by a client once formed: {formed.sent / count:.2f}"]
+    lines += ["", f"Networks sent by a client once formed: {after.sent / count:.2f}"]
     write_section(f"core, {arguments.threads} thread(s)", lines)
 
 

@@ -1,77 +1,81 @@
-"""What leaving out negligible responsibilities saves, and what it does to the result.
+"""What leaving out negligible responsibilities does to the result once the clusters have formed.
 
-    python benchmarks/skipping.py --keep runs
+    python benchmarks/skipping.py
 
-On each seed the same federation is run twice through `fedrc simulate`: dense, and with the default
-thresholds of `skip-below` and `skip-cluster-below`. FashionMNIST, three concepts, the `cnn`. The
-runs stay in the directory given with --keep; benchmarks/core.py takes one of them.
+On each seed a federation with formed clusters (see bare.formed) goes on twice: dense, and with the
+default thresholds of `skip-below` and `skip-cluster-below`. FashionMNIST, three concepts, `cnn`.
+Both go on at the same time, in a process each.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import multiprocessing
+import time
 from statistics import mean, median
 from typing import Any
 
-from bare import machine, write_section
-
-from fedrc_flwr.configuration import load_config
-from fedrc_flwr.layout import to_vector
-from fedrc_flwr.models import build_model
-from fedrc_flwr.report.log import METRICS, read_events
-from fedrc_flwr.simulation import simulate
+import torch
+from bare import FORMING, formed, machine, write_section
 
 DENSE = {"skip-below": 0.0, "skip-cluster-below": 0.0}
-LAST = 5  # rounds over which seconds and uploads are taken
+
+
+def go_on(task: tuple[dict[str, Any], int]) -> dict[str, float]:
+    """Rounds from formed clusters: accuracy, seconds and networks sent."""
+    settings, rounds = task
+    torch.set_num_threads(1)
+    federation = formed(settings)
+    seconds, sent = [], []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        federation.round()
+        seconds.append(time.perf_counter() - started)
+        sent.append(mean(len(reply.deltas) for reply in federation.replies.values()))
+    judged = federation.evaluate()
+    accuracy: dict[str, list[float]] = {"train": [], "observe": []}
+    for client in federation.clients:
+        accuracy[client.role].append(judged[client.name]["accuracy"])
+    return {
+        "local": mean(accuracy["train"]),
+        "global": mean(accuracy["observe"]),
+        "seconds": median(seconds),
+        "sent": mean(sent[-3:]),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", default="0,1,2")
     arguments = parser.parse_args()
-    settings: dict[str, Any] = {
-        "scenario": "fashion-mnist-30", "clients": arguments.clients, "rounds": arguments.rounds,
-        "alpha": 10.0,
-        "evaluate-every": arguments.rounds,
-    }  # fmt: skip
-    size = to_vector(build_model(load_config(settings), (28, 28), 10, 0)).nbytes
     lines = [
-        f"{machine()}; {arguments.clients} clients of 400 samples, {arguments.rounds} rounds; "
-        f"seconds and uploads of the last {LAST} before the evaluation",
+        f"{machine()}; {arguments.clients} clients of 400 samples, {FORMING} rounds to form the "
+        f"clusters and {arguments.rounds} from there; networks sent in the last three",
         "",
-        "| seed | | local | global | adjusted Rand index | seconds a round | networks sent |",
-        "|---|---|---|---|---|---|---|",
+        "| seed | | local | global | of the dense round's time | networks sent by a client |",
+        "|---|---|---|---|---|---|",
     ]
-    accuracies: dict[str, list[float]] = {}
-    for seed in arguments.seeds.split(","):
-        for name, more in (("dense", DENSE), ("skipping", {})):
-            directory = arguments.keep / f"{name}-{seed}"
-            run = {**settings, **more, "seed": int(seed)}
-            outcome = simulate(run, directory, lambda event: None)
-            if not outcome.completed:
-                raise SystemExit(outcome.reason)
-            events = [e for e in read_events(directory / METRICS) if e["event"] == "round"]
-            last = events[-LAST - 1 : -1]
-            summary = outcome.summary
-            accuracies.setdefault(f"{name} local", []).append(summary["local_accuracy"])
-            accuracies.setdefault(f"{name} global", []).append(summary["global_accuracy"])
-            lines.append(
-                f"| {seed} | {name} | {summary['local_accuracy']:.4f} "
-                f"| {summary['global_accuracy']:.4f} | {summary['adjusted_rand_index']:.2f} "
-                f"| {median(e['seconds'] for e in last):.1f} "
-                f"| {mean(e['bytes_up'] for e in last) / size / arguments.clients:.2f} |"
-            )
-            print(lines[-1], flush=True)
+    differences: dict[str, list[float]] = {"local": [], "global": []}
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        for seed in arguments.seeds.split(","):
+            settings = {"clients": arguments.clients, "seed": int(seed)}
+            tasks = [({**settings, **more}, arguments.rounds) for more in (DENSE, {})]
+            dense, skipping = pool.map(go_on, tasks, chunksize=1)
+            for name, found in (("dense", dense), ("skipping", skipping)):
+                lines.append(
+                    f"| {seed} | {name} | {found['local']:.4f} | {found['global']:.4f} "
+                    f"| {found['seconds'] / dense['seconds']:.2f} | {found['sent']:.2f} |"
+                )
+                print(lines[-1], flush=True)
+            for scope, values in differences.items():
+                values.append(100 * (skipping[scope] - dense[scope]))
     lines.append("")
-    for scope in ("local", "global"):
-        dense, skipping = (mean(accuracies[f"{name} {scope}"]) for name in ("dense", "skipping"))
+    for scope, values in differences.items():
         lines.append(
-            f"- {scope} accuracy, mean: dense {dense:.4f}, skipping {skipping:.4f}, "
-            f"difference {100 * (skipping - dense):+.2f} points"
+            f"- {scope} accuracy, skipping against dense: {mean(values):+.2f} points in the mean; "
+            f"by seed {', '.join(f'{v:+.2f}' for v in values)}"
         )
     write_section("skipping", lines)
 
