@@ -25,7 +25,7 @@ from federation import Federation
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.state import ClientState
 
-FORMING = 8  # rounds
+FORMING = 16  # rounds
 README = Path(__file__).with_name("README.md")
 
 
@@ -78,7 +78,9 @@ def formed(settings: dict[str, Any]) -> Federation:
     E-step then leaves there. After that all weights are even again, and the clusters have to hold
     by themselves.
     """
-    config = load_config({"scenario": "fashion-mnist-30", "alpha": 10.0, **settings})
+    config = load_config(
+        {"scenario": "fashion-mnist-30", "alpha": 10.0, "learning-rate": 0.1, **settings}
+    )
     federation = Federation(config)
     clusters = federation.state.clusters
     for client in federation.clients:

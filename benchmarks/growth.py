@@ -1,7 +1,7 @@
 """How a simulated round grows: with the clients, with the clusters, with the size of the network.
 
-    python benchmarks/growth.py                    # the curves: some 15 minutes on 2 cores
-    python benchmarks/growth.py --thousand         # two rounds of 1000 clients with the `cnn`
+    python benchmarks/growth.py                    # the curves: some 10 minutes on 2 cores
+    python benchmarks/growth.py --thousand         # one round of 1000 clients with the `cnn`
     python benchmarks/growth.py --extractor        # bytes with a shared feature extractor
 
 Writes a table, the fitted slopes and benchmarks/growth.png. A slope is that of a straight line
@@ -40,7 +40,7 @@ KINDS = {
 }  # fmt: skip
 SETTINGS: dict[str, Any] = {
     "scenario": "fashion-mnist-30", "samples-per-client": 50, "test-fraction": 0.0, "model": "mlp",
-    "hidden": 200, "clusters": 3, "rounds": 4, "evaluate-every": 1000, "observers-per-concept": 0,
+    "hidden": 200, "clusters": 3, "rounds": 3, "evaluate-every": 1000, "observers-per-concept": 0,
     "batch-size": 25, "skip-below": 0.0, "skip-cluster-below": 0.0,
 }  # fmt: skip
 SERIES = {
@@ -186,7 +186,7 @@ def extractor() -> None:
 
 def thousand() -> None:
     settings = {
-        **SETTINGS, "clients": 1000, "samples-per-client": 60, "model": "cnn", "rounds": 2,
+        **SETTINGS, "clients": 1000, "samples-per-client": 40, "model": "cnn", "rounds": 1,
         "batch-size": 128, "round-deadline": 3600.0,
     }  # fmt: skip
     found = measure(settings)

@@ -199,7 +199,7 @@ class RunConfig:
         high=0.1,
     )
     skip_cluster_below: float = key(
-        0.03,
+        0.1,
         "A client neither trains nor sends a cluster whose mixture weight is below this share of "
         "an even one; 0: none.",
         low=0.0,
