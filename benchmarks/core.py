@@ -79,7 +79,8 @@ def main() -> None:
     samples = [core.federation.runtime(c, 1).tensors(c.fit) for c in core.clients]
     bare = [plain_cnn() for _ in range(settings.clusters)]
     done = formed({"clients": 6})
-    done.round()  # the weights find the clusters again
+    for _ in range(4):
+        done.round()  # the weights find the clusters again
     after = Core(done, count)
     plain = Core(fresh({"model": "core:split_plain_cnn"}, reuse=False), count)
     parts: dict[str, Callable[[], None]] = {
