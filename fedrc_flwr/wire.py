@@ -240,7 +240,7 @@ def _rescaled(values: NDArray[Any], name: str, config: ConfigRecord) -> Vector:
     if values.dtype != np.float16:
         return values
     scale = config.get(_scale_name(name))
-    if not isinstance(scale, float) or not 0 < scale <= np.finfo(np.float32).max:
+    if not isinstance(scale, float) or not 0 < scale <= float(np.finfo(np.float32).max):
         raise WireError(f"{name!r} travels in half precision with a scale of {scale!r}")
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         return values.astype(np.float32) * np.float32(scale)

@@ -34,6 +34,7 @@ TINY = {
     "adaptive": False,
     "merge": False,
     "seed": 3,
+    "skip-cluster-below": 0.0,  # the plain implementation leaves nothing out
 }
 NAMES = ["client-0", "client-1", "client-2", "client-3"]
 
