@@ -173,7 +173,7 @@ def extractor() -> None:
     write_section(
         "extractor",
         [
-            "| 4 clients, K = 3, `cnn` | MB down a client | of K networks |",
+            "| 4 clients, K = 3, `cnn` | MB down a client, training and evaluation | of K |",
             "|---|---|---|",
             f"| K networks | {whole['down'] / 4:.2f} | 1 |",
             f"| one body, K heads of {heads:.2f} MB | {shared['down'] / 4:.2f} "
