@@ -116,6 +116,25 @@ def test_an_undisturbed_run_writes_all_its_results(tmp_path: Path) -> None:
     assert "completed after 3 rounds" in (tmp_path / "run" / "run.log").read_text()
 
 
+def test_a_run_in_half_precision_sends_half_the_bytes_and_learns_nearly_the_same(
+    tmp_path: Path,
+) -> None:
+    models = {}
+    for transport in ("float32", "float16"):
+        run, _ = make_run(tmp_path / transport, transport=transport, rounds=1)
+        run.go()
+        models[transport] = latest_checkpoint(tmp_path / transport / "run" / "checkpoints")[
+            0
+        ].state.models
+
+    exact, half = rounds_of(tmp_path / "float32")[0], rounds_of(tmp_path / "float16")[0]
+    for way in ("bytes_down", "bytes_up"):
+        assert 0.45 * exact[way] < half[way] < 0.65 * exact[way]
+    for cluster, vector in models["float32"].items():
+        difference = np.abs(models["float16"][cluster] - vector).max()
+        assert 0 < difference < 0.01 * np.abs(vector).max()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
     fault: str, tmp_path: Path
