@@ -12,6 +12,7 @@ before and right after the run: the machine may be another's too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
@@ -85,7 +86,9 @@ def main() -> None:
             raise SystemExit(outcome.reason)
         events = [e for e in read_events(Path(scratch) / "run" / METRICS) if e["event"] == "round"]
     after = core_seconds(settings, workers)
-    first, *rounds = [event["seconds"] for event in events]
+    first = events[0]["seconds"]
+    # From log line to log line, so that the checkpoint is in it.
+    rounds = [b["elapsed"] - a["elapsed"] for a, b in itertools.pairwise(events)]
     core = (before + after) / 2
     write_section(
         f"simulation, {arguments.clients} clients",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 
 import numpy as np
 import torch
@@ -73,8 +74,19 @@ class FlatModule:
             raise WireError(
                 f"a vector of shape {vector.shape} for a network of {len(self.vector)} numbers"
             )
-        self.vector.copy_(torch.from_numpy(vector))
+        self.vector.copy_(as_tensor(vector))
         self.loaded = vector
+
+    def start(self) -> list[Tensor]:
+        """The parameters' parts of what was loaded last."""
+        return self.views(as_tensor(self.loaded).to(self.vector.device))
+
+
+def as_tensor(vector: Vector) -> Tensor:
+    """A vector where it lies, to be read only: it may be memory that other processes see."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(vector)
 
 
 def fingerprint(module: nn.Module, shared_body: bool) -> str:

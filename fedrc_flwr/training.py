@@ -345,7 +345,7 @@ def decorrelation(features: Tensor) -> Tensor:
 @torch.no_grad()
 def _sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: LocalSettings) -> None:
     """One step of SGD; what was the gradient becomes the velocity where it lies."""
-    start = module.views(torch.from_numpy(module.loaded)) if settings.prox_mu > 0 else []
+    start = module.start() if settings.prox_mu > 0 else []
     for number, parameter in enumerate(module.parameters):
         values, gradient, before = parameter.data, parameter.grad, velocity[number]
         if gradient is None:
@@ -354,7 +354,7 @@ def _sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: Loc
         if settings.weight_decay > 0:
             gradient.add_(values, alpha=settings.weight_decay * part)
         if settings.prox_mu > 0:
-            gradient.add_(values - start[number].to(values.device), alpha=settings.prox_mu)
+            gradient.add_(values - start[number], alpha=settings.prox_mu)
         if before is not None:
             gradient.add_(before, alpha=settings.momentum)
         values.sub_(gradient, alpha=settings.learning_rate)

@@ -8,6 +8,7 @@ float16 of its share of its own largest number, which travels beside it.
 from __future__ import annotations
 
 import io
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedrc_flwr.state import Membership
 
 SCHEMA = 1
 ENROL = "query.enrol"
+HEADER_AT_MOST = 4096  # bytes before an array's numbers
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         )
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
     models = {
-        name: _rescaled(array.numpy(), name, config)
+        name: _rescaled(unpack(array), name, config)
         for name, array in content.array_records["models"].items()
     }
     body = _array_name(BODY)
@@ -92,7 +94,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
         models=[models[_array_name(c)] for c in clusters],
         body=models.get(body),
-        label_prior=content.array_records["statistics"]["label-prior"].numpy(),
+        label_prior=unpack(content.array_records["statistics"]["label-prior"]),
         exponent=float(str(config["exponent"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
@@ -212,7 +214,8 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
 
 def _packed(vectors: dict[int, Vector], half: bool) -> tuple[ArrayRecord, dict[str, Any]]:
     """Vectors by cluster as arrays, and their scales where they travel in half precision."""
-    arrays, scales = {}, {}
+    # Set one by one, since those that the record is made from would be replaced by plain ones.
+    arrays, scales = ArrayRecord(), {}
     for cluster, vector in vectors.items():
         name = _array_name(cluster)
         if half:
@@ -221,7 +224,7 @@ def _packed(vectors: dict[int, Vector], half: bool) -> tuple[ArrayRecord, dict[s
             arrays[name] = pack((vector / np.float32(scale)).astype(np.float16))
         else:
             arrays[name] = pack(vector)
-    return ArrayRecord(arrays), scales
+    return arrays, scales
 
 
 def pack(vector: NDArray[Any]) -> Array:
@@ -232,7 +235,39 @@ def pack(vector: NDArray[Any]) -> Array:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
     data = b"".join((header.getvalue(), np.ascontiguousarray(vector).data))
-    return Array(str(vector.dtype), vector.shape, "numpy.ndarray", data)
+    return _SharedArray(str(vector.dtype), vector.shape, "numpy.ndarray", data)
+
+
+class _SharedArray(Array):
+    """An Array whose bytes need not be copied between the processes of a simulation.
+
+    Its pickle leaves them beside itself, as a buffer of its own, which the simulation's engine puts
+    where all its processes can see it.
+    """
+
+    __qualname__ = Array.__qualname__  # the name under which Flower sends it in a deployment
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Out of band from protocol 5 on; the earlier ones know nothing of that."""
+        data = pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data)
+        return _shared_array, (self.dtype, self.shape, self.stype, data)
+
+
+def _shared_array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> _SharedArray:
+    array = _SharedArray(dtype, shape, stype, b"")
+    array.data = memoryview(data)  # type: ignore[assignment]
+    return array
+
+
+def unpack(array: Array) -> NDArray[Any]:
+    """What an Array holds, where its bytes lie; not to be written to."""
+    header = io.BytesIO(bytes(memoryview(array.data)[:HEADER_AT_MOST]))
+    version = np.lib.format.read_magic(header)
+    if version != (1, 0) or array.stype != "numpy.ndarray":
+        raise ValueError(f"{array.stype} in version {version}, expected NumPy's own in (1, 0)")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
+    values = np.frombuffer(array.data, dtype, offset=header.tell())
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def _rescaled(values: NDArray[Any], name: str, config: ConfigRecord) -> Vector:
@@ -292,7 +327,7 @@ def _checked_array(array: Array, name: str, shape: tuple[int, ...], dtype: Any) 
     if tuple(array.shape) != shape:
         raise WireError(f"{name!r} has shape {tuple(array.shape)}, expected {shape}")
     try:
-        values = np.asarray(array.numpy())
+        values = unpack(array)
     except Exception as error:  # there is no end to what NumPy raises on bytes from elsewhere
         raise WireError(f"{name!r} cannot be read: {error}") from None
     if values.shape != shape or values.dtype != dtype:

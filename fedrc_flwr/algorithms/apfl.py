@@ -12,7 +12,7 @@ from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, local_settings
 from fedrc_flwr.algorithms.fedavg import FedAvg
 from fedrc_flwr.algorithms.local import PERSONAL
 from fedrc_flwr.em import Floats
-from fedrc_flwr.layout import Vector
+from fedrc_flwr.layout import Vector, as_tensor
 from fedrc_flwr.state import ClientState
 from fedrc_flwr.training import batch_gradients
 
@@ -43,8 +43,7 @@ class APFL(FedAvg):
         count = network.parameter_count
         start = network.vector.clone()
         shared = start.clone()
-        own = torch.from_numpy(state.vectors.get(PERSONAL, broadcast.models[0])).to(bank.device)
-        own = own.clone()
+        own = as_tensor(state.vectors.get(PERSONAL, broadcast.models[0])).to(bank.device, copy=True)
         alpha = state.numbers.get(ALPHA, config.apfl_alpha)
         velocities = [torch.zeros_like(network.trainable) for _ in range(2)]
         inputs, labels = client.tensors(client.fit)
