@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import zlib
+from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import psutil
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
@@ -34,6 +37,10 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.keys import Scalar
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
+
+#: How much of its clients' samples a process keeps: all cores' processes a quarter of the memory.
+KEPT_BYTES = psutil.virtual_memory().total // 4 // (os.cpu_count() or 1)
+_kept: OrderedDict[tuple[RunConfig, int, str, str, str], ClientData] = OrderedDict()
 
 
 class Node:
@@ -135,11 +142,23 @@ def _config(items: tuple[tuple[str, Scalar], ...]) -> RunConfig:
     return load_config(dict(items))
 
 
-@lru_cache(maxsize=128)
 def _client_data(
     config: RunConfig, index: int, own_folder: str, own_data: str, role: str
 ) -> ClientData:
-    """A client's part of the scenario, or, where the node names a file of its own, that file."""
+    """A client's part of the scenario, or, where the node names a file of its own, that file.
+
+    It is kept while there is room: those that were wanted longest ago go first.
+    """
+    key = (config, index, own_folder, own_data, role)
+    if key not in _kept:
+        _kept[key] = _built(*key)
+        while len(_kept) > 1 and sum(map(_size, _kept.values())) > KEPT_BYTES:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
+
+
+def _built(config: RunConfig, index: int, own_folder: str, own_data: str, role: str) -> ClientData:
     if own_data:
         config = data_config(config, own_data, role)
 
@@ -147,6 +166,10 @@ def _client_data(
         return node_client(config, index) if own_data else scenario_of(config).client(index)
 
     return prepared(Path(own_folder), config, index, build) if own_folder else build()
+
+
+def _size(data: ClientData) -> int:
+    return data.fit.inputs.nbytes + data.test.inputs.nbytes
 
 
 @lru_cache(maxsize=2)

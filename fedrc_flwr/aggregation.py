@@ -11,6 +11,7 @@ from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ServerState
 
+PIECE = 1 << 15  # numbers; as float64 they fit a core's own cache
 BODY = -1  # the shared feature extractor's place among the clusters
 
 
@@ -28,7 +29,7 @@ class UpdateSums:
         for cluster, delta in deltas.items():
             if cluster not in self._sums:
                 self._sums[cluster] = np.zeros(len(delta), dtype=np.float64)
-            self._sums[cluster] += np.multiply(delta, samples, dtype=np.float64)
+            _add_scaled(self._sums[cluster], delta, samples)
             self._masses[cluster] = self._masses.get(cluster, 0.0) + samples
         self.samples += samples
 
@@ -42,6 +43,15 @@ class UpdateSums:
             cluster: total / (self.samples if self._absent_is_zero else self._masses[cluster])
             for cluster, total in self._sums.items()
         }
+
+
+def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:
+    """``total += factor * delta`` in pieces: in one, the products would go through memory."""
+    product = np.empty(min(PIECE, len(delta)))
+    for start in range(0, len(delta), PIECE):
+        part = delta[start : start + PIECE]
+        np.multiply(part, factor, out=product[: len(part)], dtype=np.float64)
+        total[start : start + PIECE] += product[: len(part)]
 
 
 def apply_updates(state: ServerState, means: dict[int, Floats], config: RunConfig) -> ServerState:

@@ -7,8 +7,8 @@ float16 of its share of its own largest number, which travels beside it.
 
 from __future__ import annotations
 
+import functools
 import io
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         )
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
     models = {
-        name: _rescaled(unpack(array), name, config)
+        name: _rescaled(_unpack(array), name, config)
         for name, array in content.array_records["models"].items()
     }
     body = _array_name(BODY)
@@ -94,7 +94,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
         models=[models[_array_name(c)] for c in clusters],
         body=models.get(body),
-        label_prior=unpack(content.array_records["statistics"]["label-prior"]),
+        label_prior=_unpack(content.array_records["statistics"]["label-prior"]),
         exponent=float(str(config["exponent"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
@@ -221,47 +221,66 @@ def _packed(vectors: dict[int, Vector], half: bool) -> tuple[ArrayRecord, dict[s
         if half:
             scale = float(np.abs(vector).max(initial=0.0)) or 1.0
             scales[_scale_name(name)] = scale
-            arrays[name] = pack((vector / np.float32(scale)).astype(np.float16))
+            arrays[name] = VectorArray((vector / np.float32(scale)).astype(np.float16))
         else:
-            arrays[name] = pack(vector)
+            arrays[name] = VectorArray(vector)
     return arrays, scales
 
 
-def pack(vector: NDArray[Any]) -> Array:
-    """A vector as Flower's Array, byte for byte as that would make it.
+class VectorArray(Array):
+    """An Array that is packed into bytes, as Flower would do it, only where bytes are wanted.
 
-    Flower goes through a buffer that grows as it is written to, at ten times the cost.
-    """
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
-    data = b"".join((header.getvalue(), np.ascontiguousarray(vector).data))
-    return _SharedArray(str(vector.dtype), vector.shape, "numpy.ndarray", data)
-
-
-class _SharedArray(Array):
-    """An Array whose bytes need not be copied between the processes of a simulation.
-
-    Its pickle leaves them beside itself, as a buffer of its own, which the simulation's engine puts
-    where all its processes can see it.
+    Between the processes of a simulation it travels as the vector that it is, which the engine
+    keeps in memory that all of them see: no copy is made of it on arrival.
     """
 
     __qualname__ = Array.__qualname__  # the name under which Flower sends it in a deployment
 
+    def __init__(self, vector: NDArray[Any]) -> None:
+        self.vector = vector
+        self.dtype, self.shape, self.stype = str(vector.dtype), vector.shape, "numpy.ndarray"
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Out of band from protocol 5 on; the earlier ones know nothing of that."""
-        data = pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data)
-        return _shared_array, (self.dtype, self.shape, self.stype, data)
+        """NumPy's own pickle of the vector, which leaves its bytes out of the stream."""
+        return _as_array, (self.vector,)
+
+    @functools.cached_property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes. Flower's own way goes through a growing buffer, at ten times the cost."""
+        return b"".join((_header(self.vector), np.ascontiguousarray(self.vector).data))
+
+    def numpy(self) -> NDArray[Any]:
+        """The vector itself, not to be written to."""
+        return self.vector
 
 
-def _shared_array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> _SharedArray:
-    array = _SharedArray(dtype, shape, stype, b"")
-    array.data = memoryview(data)  # type: ignore[assignment]
-    return array
+def _as_array(vector: NDArray[Any]) -> VectorArray:
+    return VectorArray(vector)
 
 
-def unpack(array: Array) -> NDArray[Any]:
+def _header(vector: NDArray[Any]) -> bytes:
+    """What stands before an array's numbers in NumPy's format."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
+    return header.getvalue()
+
+
+def payload(content: RecordDict) -> int:
+    """Bytes of the arrays in a message."""
+    return sum(_size(a) for record in content.array_records.values() for a in record.values())
+
+
+def _size(array: Array) -> int:
+    if isinstance(array, VectorArray):
+        return len(_header(array.vector)) + array.vector.nbytes
+    return len(array.data)
+
+
+def _unpack(array: Array) -> NDArray[Any]:
     """What an Array holds, where its bytes lie; not to be written to."""
-    header = io.BytesIO(bytes(memoryview(array.data)[:HEADER_AT_MOST]))
+    if isinstance(array, VectorArray):
+        return array.vector
+    header = io.BytesIO(array.data[:HEADER_AT_MOST])
     version = np.lib.format.read_magic(header)
     if version != (1, 0) or array.stype != "numpy.ndarray":
         raise ValueError(f"{array.stype} in version {version}, expected NumPy's own in (1, 0)")
@@ -327,7 +346,7 @@ def _checked_array(array: Array, name: str, shape: tuple[int, ...], dtype: Any) 
     if tuple(array.shape) != shape:
         raise WireError(f"{name!r} has shape {tuple(array.shape)}, expected {shape}")
     try:
-        values = unpack(array)
+        values = _unpack(array)
     except Exception as error:  # there is no end to what NumPy raises on bytes from elsewhere
         raise WireError(f"{name!r} cannot be read: {error}") from None
     if values.shape != shape or values.dtype != dtype:

@@ -224,7 +224,7 @@ class FedRC(Strategy):
         self._names = {self.roster.node(name): name for name in names}
         self._broadcast = self.algorithm.broadcast(self.state, server_round, self.classes)
         content = wire.encode_broadcast(self._broadcast, self.layout, self.config.half())
-        size = _payload(content)
+        size = wire.payload(content)
 
         def stream() -> Iterator[Message]:
             for name in names:
@@ -263,7 +263,7 @@ class FedRC(Strategy):
             except WireError as error:
                 self._failed.add(answer.name, str(error))
                 continue
-            self._traffic.up += _payload(content)
+            self._traffic.up += wire.payload(content)
             self.algorithm.receive(self.state, result, answer.name, reply)
         needed = max(1, math.ceil(self.config.min_replies * sampled))
         if len(result.records) < needed:
@@ -338,8 +338,3 @@ def _mean(result: RoundResult, metric: str) -> float:
 def _numbers(outcome: dict[str, Any]) -> MetricRecord | None:
     numbers: dict[str, Any] = {k: v for k, v in outcome.items() if isinstance(v, float)}
     return MetricRecord(numbers) if numbers else None
-
-
-def _payload(content: RecordDict) -> int:
-    """Bytes of the arrays in a message."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())

@@ -83,7 +83,8 @@ class CFL(IFCA):
         record, chosen = result.records[name], -1
         for position, delta in reply.deltas.items():
             chosen = state.clusters[position]
-            result.updates[name] = delta
+            # A copy, since the round's messages must not be kept: see wire.VectorArray.
+            result.updates[name] = delta.copy()
         result.records[name] = replace(record, cluster=chosen)
 
     def end_round(

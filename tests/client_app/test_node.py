@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,24 @@ def test_run_name_that_is_a_path_is_refused(tmp_path: Path, run: str) -> None:
         Node(context)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_keeps_the_samples_of_its_clients_while_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = []
+    real = module._built
+
+    def counted(*key: Any) -> Any:
+        built.append(key[1])
+        return real(*key)
+
+    monkeypatch.setattr(module, "_built", counted)
+    monkeypatch.setattr(module, "_kept", OrderedDict())
+    size = module._size(Node(make_context({}, **{"partition-id": 0})).data)
+    monkeypatch.setattr(module, "KEPT_BYTES", int(2.5 * size))
+    for index in (1, 0, 2, 0, 1):
+        Node(make_context({}, **{"partition-id": index}))
+
+    # The second one goes when the third comes, since the first has been wanted in between.
+    assert built == [0, 1, 2, 1]
