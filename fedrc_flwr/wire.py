@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -21,6 +21,8 @@ from fedrc_flwr.algorithms.base import Broadcast, Reply
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import Membership
+
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 SCHEMA = 1
 ENROL = "query.enrol"
@@ -71,8 +73,13 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
 
 def addressed(content: RecordDict, assigned: int) -> RecordDict:
     """A broadcast for one client, which is told its cluster; the arrays are shared."""
-    config = ConfigRecord({**content.config_records["broadcast"], "assigned": assigned})
+    config = ConfigRecord({**_record(content, "broadcast", ConfigRecord), "assigned": assigned})
     return RecordDict({**content, "broadcast": config})
+
+
+def models_of(content: RecordDict) -> ArrayRecord:
+    """The networks of a broadcast."""
+    return _record(content, "models", ArrayRecord)
 
 
 def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
@@ -85,8 +92,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         )
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
     models = {
-        name: _rescaled(_unpack(array), name, config)
-        for name, array in content.array_records["models"].items()
+        name: _rescaled(_unpack(array), name, config) for name, array in models_of(content).items()
     }
     body = _array_name(BODY)
     return Broadcast(
@@ -94,7 +100,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
         models=[models[_array_name(c)] for c in clusters],
         body=models.get(body),
-        label_prior=_unpack(content.array_records["statistics"]["label-prior"]),
+        label_prior=_unpack(_record(content, "statistics", ArrayRecord)["label-prior"]),
         exponent=float(str(config["exponent"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
@@ -149,7 +155,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
     if broadcast.body is not None:
         sizes[_array_name(BODY)] = (BODY, len(broadcast.body))
     deltas: dict[int, Vector] = {}
-    for name, array in _record(content.array_records, "deltas").items():
+    for name, array in _record(content, "deltas", ArrayRecord).items():
         if name not in sizes:
             raise WireError(f"update {name!r} is of no cluster that was sent")
         position, size = sizes[name]
@@ -158,7 +164,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
         if dtype == np.float16 and not np.isfinite(delta).all():
             raise WireError(f"{name!r} is out of range")
         deltas[position] = delta
-    statistics = _record(content.array_records, "statistics")
+    statistics = _record(content, "statistics", ArrayRecord)
     shape = (len(clusters), classes)
     counts = _statistic(statistics, "label-counts", shape)
     table = _statistic(statistics, "cross-losses", (len(clusters),) * 2) if merge else None
@@ -176,7 +182,7 @@ def decode_metrics(content: RecordDict) -> dict[str, float]:
     """A client's metrics; all finite numbers."""
     _checked_config(content, "reply")
     metrics: dict[str, float] = {}
-    for name, value in _record(content.metric_records, "metrics").items():
+    for name, value in _record(content, "metrics", MetricRecord).items():
         if not isinstance(value, (int, float)) or not np.isfinite(value):
             raise WireError(f"metric {name!r} is {value!r}, expected a finite number")
         metrics[name] = float(value)
@@ -267,7 +273,8 @@ def _header(vector: NDArray[Any]) -> bytes:
 
 def payload(content: RecordDict) -> int:
     """Bytes of the arrays in a message."""
-    return sum(_size(a) for record in content.array_records.values() for a in record.values())
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    return sum(_size(array) for record in records for array in record.values())
 
 
 def _size(array: Array) -> int:
@@ -313,14 +320,20 @@ def _ints(config: ConfigRecord, name: str) -> list[int]:
     return [int(v) for v in (values if isinstance(values, list) else [values])]
 
 
-def _record(records: Any, name: str) -> Any:
-    if name not in records:
+def _record(content: RecordDict, name: str, kind: type[R]) -> R:
+    """A record by name and kind.
+
+    Not by way of ``content.array_records`` and its like: each look at those makes a circle of
+    references that holds the message's networks until Python happens to collect garbage.
+    """
+    record = content.get(name)
+    if not isinstance(record, kind):
         raise WireError(f"has no {name!r} record")
-    return records[name]
+    return record
 
 
 def _checked_config(content: RecordDict, name: str) -> ConfigRecord:
-    config: ConfigRecord = _record(content.config_records, name)
+    config = _record(content, name, ConfigRecord)
     if config.get("schema") != SCHEMA:
         raise WireError(
             f"speaks schema version {config.get('schema')!r}, this side speaks {SCHEMA}: run the "

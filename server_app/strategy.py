@@ -186,7 +186,7 @@ class FedRC(Strategy):
             if numbers := _numbers(outcome):
                 result.evaluate_metrics_clientapp[server_round] = numbers
         broadcast = self.algorithm.broadcast(self.state, self.state.round, self.classes)
-        result.arrays = wire.encode_broadcast(broadcast, self.layout).array_records["models"]
+        result.arrays = wire.models_of(wire.encode_broadcast(broadcast, self.layout))
         return result
 
     def enrolled(self, newcomers: list[Enrolment]) -> None:

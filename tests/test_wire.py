@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import math
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,25 @@ def test_between_processes_of_a_simulation_networks_travel_beside_the_message():
     for name, array in arrived.array_records["models"].items():
         assert np.shares_memory(array.numpy(), sent[name].numpy())
         assert array.deflate() == sent[name].deflate()
+
+
+def test_a_message_that_was_read_holds_its_networks_no_longer():
+    broadcast = make_broadcast()
+    down, up = (
+        wire.encode_broadcast(broadcast, "layout"),
+        wire.encode_reply(make_reply(), broadcast),
+    )
+    networks = [weakref.ref(array) for array in [*down["models"].values(), *up["deltas"].values()]]
+    gc.collect()
+    gc.disable()
+    try:
+        wire.payload(down)
+        wire.decode_broadcast(wire.addressed(down, 3), "layout")
+        wire.decode_reply(up, broadcast, CLASSES, merge=True)
+        del down, up
+        assert [network() for network in networks] == [None] * 4
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
