@@ -3,12 +3,14 @@
     python benchmarks/core.py
 
 FashionMNIST, the `cnn`, K = 3, batches of 128, in the first round and with formed clusters (see
-bare.formed). Floor and core take turns; a figure is the median of the repeats' ratios.
+bare.formed). Floor and core take turns on one client after the other, in an order that is drawn
+anew each time; a figure is the median of the repeats' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -45,18 +47,17 @@ class Core:
         self.clients = [c for c in federation.clients if c.role == "train"][:clients]
         state = federation.state
         self.broadcast: Broadcast = federation.algorithm.broadcast(state, state.round + 1, 10)
-        self.sent = 0
+        self.sent = [0] * clients
 
-    def __call__(self) -> None:
-        """One round of the client half, nothing sent."""
-        self.sent = 0
-        for client in self.clients:
-            state = self.federation.client_states.get(
-                client.name, ClientState.start(self.broadcast.membership.clusters)
-            )
-            runtime = self.federation.runtime(client, self.broadcast.round)
-            reply, _ = self.federation.algorithm.train(self.broadcast, state, runtime)
-            self.sent += len(reply.deltas)
+    def __call__(self, number: int) -> None:
+        """The client half of a round on one client, nothing sent."""
+        client = self.clients[number]
+        state = self.federation.client_states.get(
+            client.name, ClientState.start(self.broadcast.membership.clusters)
+        )
+        runtime = self.federation.runtime(client, self.broadcast.round)
+        reply, _ = self.federation.algorithm.train(self.broadcast, state, runtime)
+        self.sent[number] = len(reply.deltas)
 
 
 def fresh(settings: dict[str, Any], reuse: bool = True) -> Federation:
@@ -68,8 +69,8 @@ def fresh(settings: dict[str, Any], reuse: bool = True) -> Federation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="1 is what a simulated client has")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -83,9 +84,9 @@ def main() -> None:
         done.round()  # the weights find the clusters again
     after = Core(done, count)
     plain = Core(fresh({"model": "core:split_plain_cnn"}, reuse=False), count)
-    parts: dict[str, Callable[[], None]] = {
-        "floor": lambda: floor_round(
-            bare, samples, settings.batch_size, settings.learning_rate, settings.momentum
+    parts: dict[str, Callable[[int], None]] = {
+        "floor": lambda number: floor_round(
+            bare, [samples[number]], settings.batch_size, settings.learning_rate, settings.momentum
         ),
         "core, first round": core,
         "... without reusing the E-step's pass": Core(fresh({}, reuse=False), count),
@@ -93,13 +94,17 @@ def main() -> None:
         "core, clusters formed": after,
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
-    for number in range(arguments.repeats + 1):
-        for name, part in parts.items():
-            started = time.perf_counter()
-            part()
-            if number:  # the first one warms up
-                times[name].append(time.perf_counter() - started)
-        print(f"repeat {number} of {arguments.repeats} done", file=sys.stderr, flush=True)
+    for repeat in range(arguments.repeats + 1):
+        seconds = dict.fromkeys(parts, 0.0)
+        for number in range(count):
+            for name in random.sample(list(parts), len(parts)):
+                started = time.perf_counter()
+                parts[name](number)
+                seconds[name] += time.perf_counter() - started
+        for name, taken in seconds.items():
+            if repeat:  # the first one warms up
+                times[name].append(taken)
+        print(f"repeat {repeat} of {arguments.repeats} done", file=sys.stderr, flush=True)
     lines = [
         f"{machine()}; {count} clients of {len(samples[0][1])} samples, "
         f"{arguments.threads} thread(s), {arguments.repeats} repeats",
@@ -107,13 +112,13 @@ def main() -> None:
         "| | of the floor's time | least | most | seconds a client |",
         "|---|---|---|---|---|",
     ]
-    for name, seconds in times.items():
-        ratios = [s / f for s, f in zip(seconds, times["floor"], strict=True)]
+    for name, each in times.items():
+        ratios = [s / f for s, f in zip(each, times["floor"], strict=True)]
         lines.append(
             f"| {name} | {median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} "
-            f"| {median(seconds) / count:.2f} |"
+            f"| {median(each) / count:.2f} |"
         )
-    lines += ["", f"Networks sent by a client once formed: {after.sent / count:.2f}"]
+    lines += ["", f"Networks sent by a client once formed: {sum(after.sent) / count:.2f}"]
     write_section(f"core, {arguments.threads} thread(s)", lines)
 
 

@@ -47,7 +47,7 @@ def go_on(task: tuple[dict[str, Any], int]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", default="0,1,2")
     arguments = parser.parse_args()
     lines = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import zlib
 from collections import OrderedDict
@@ -35,11 +34,12 @@ from fedrc_flwr.data.scenario import TRAIN, ClientData, node_client, scenario_of
 from fedrc_flwr.data.scenario import node_config as data_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.keys import Scalar
+from fedrc_flwr.machine import usable_cores
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
 
 #: How much of its clients' samples a process keeps: all cores' processes a quarter of the memory.
-KEPT_BYTES = psutil.virtual_memory().total // 4 // (os.cpu_count() or 1)
+KEPT_BYTES = psutil.virtual_memory().total // 4 // usable_cores()
 _kept: OrderedDict[tuple[RunConfig, int, str, str, str], ClientData] = OrderedDict()
 
 

@@ -11,7 +11,7 @@ from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ServerState
 
-PIECE = 1 << 15  # numbers; as float64 they fit a core's own cache
+PIECE = 1 << 16  # numbers; as float64 they fit a core's own cache
 BODY = -1  # the shared feature extractor's place among the clusters
 
 

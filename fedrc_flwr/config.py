@@ -332,8 +332,8 @@ class RunConfig:
     )
     window: int = key(
         0,
-        "Messages under way at once, which bounds the server's memory; 0: 32 in simulation, all in "
-        "a deployment.",
+        "Messages under way at once, which bounds the server's memory; 0: as many as keep the "
+        "workers of a simulation busy, all in a deployment.",
         low=0,
     )
     transport: str = key(

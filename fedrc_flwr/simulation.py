@@ -31,6 +31,7 @@ from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.errors import RunError
+from fedrc_flwr.machine import usable_cores
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json, write_json
 
 MARK = "FEDRC_SIMULATION"
@@ -270,7 +271,7 @@ class _Simulation:
 
 def _federation_config(clients: int, cpus: int | None) -> str:
     """One core per virtual client, as many at once as there are cores; GPUs shared evenly."""
-    cores = cpus or len(os.sched_getaffinity(0))
+    cores = cpus or usable_cores()
     parts = [f"num-supernodes={clients}", "client-resources-num-cpus=1",
              f"init-args-num-cpus={cores}"]  # fmt: skip
     if Path("/dev/nvidia0").exists():

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-SIMULATION_WINDOW = 32
+from fedrc_flwr.machine import usable_cores
+
 PULL_AT_ONCE = 16
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
+FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 1.0, 0.1
+READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 1.0, 3, 32
 
 
 @dataclass(frozen=True)
@@ -27,24 +29,40 @@ def is_simulation(grid: Grid) -> bool:
     return type(grid).__name__ == "InMemoryGrid"
 
 
+def ready_in_simulation(replies: int, seconds: float, cores: int) -> int:
+    """How many messages a simulation should hold, where so many replies came in so many seconds.
+
+    Enough to keep its workers busy for a while, and no more: ten times a second the engine looks at
+    every message for every virtual client, which with hundreds of both took half a core.
+    """
+    wanted = READY_SECONDS * replies / seconds if seconds > 0 else 0.0
+    return round(min(max(wanted, LEAST_PER_CORE * cores), MOST_PER_CORE * cores))
+
+
 def exchange(
     grid: Grid, messages: Iterable[tuple[str, Message]], window: int, deadline: float
 ) -> Iterator[Answer]:
     """Send messages to named clients and yield their answers in order of arrival.
 
-    At most ``window`` messages are under way at once (0: as fits the engine), and few replies are
-    held at a time: whoever consumes the answers as they come needs memory for a few models only.
+    At most ``window`` messages are under way at once (0: as many as keep a simulation's workers
+    busy, all of them in a deployment), and few replies are held at a time: whoever consumes the answers as they come needs memory for a few models only.
     When ``deadline`` seconds have passed, the clients that are left are answered for with None; a
     reply that arrives later is never looked at.
     """
     queue = iter(messages)
-    window = window or (SIMULATION_WINDOW if is_simulation(grid) else 0)
-    ends = time.monotonic() + deadline
+    simulation = is_simulation(grid)
+    started = time.monotonic()
+    ends = started + deadline
     under_way: dict[str, str] = {}
+    cores = usable_cores()
+    replies = 0
     exhausted = False
     pause = FIRST_PAUSE
     while True:
-        while not exhausted and (not window or len(under_way) < window):
+        room = window
+        if simulation and not window:
+            room = ready_in_simulation(replies, time.monotonic() - started, cores)
+        while not exhausted and (not room or len(under_way) < room):
             entry = next(queue, None)
             if entry is None:
                 exhausted = True
@@ -65,6 +83,7 @@ def exchange(
                 identity = reply.metadata.reply_to_message_id
                 if identity in under_way:  # a reply that comes twice counts once
                     arrived = True
+                    replies += 1
                     yield Answer(under_way.pop(identity), reply)
         if time.monotonic() >= ends:
             yield from (Answer(name, None) for name in under_way.values())
@@ -74,4 +93,4 @@ def exchange(
             pause = FIRST_PAUSE
         else:
             time.sleep(pause)
-            pause = min(1.5 * pause, LONGEST_PAUSE)
+            pause = min(1.5 * pause, SIMULATION_PAUSE if simulation else LONGEST_PAUSE)

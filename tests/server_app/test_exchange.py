@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grid import InMemoryGrid
 
-from server_app.exchange import Answer, exchange
+from server_app.exchange import Answer, exchange, ready_in_simulation
 
 
 def messages(nodes: list[int]) -> list[tuple[str, Message]]:
@@ -82,3 +83,18 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
     answers = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
 
     assert len(answers) == 2
+
+
+@pytest.mark.parametrize(
+    ("replies", "seconds", "expected"),
+    [
+        (0, 0.0, 12),  # at first: three for each of four cores
+        (5, 10.0, 12),  # slow clients
+        (100, 2.0, 50),  # what is answered in a second
+        (9000, 3.0, 128),  # no more than 32 for each core
+    ],
+)
+def test_a_simulation_holds_as_many_messages_as_keep_its_workers_busy(
+    replies: int, seconds: float, expected: int
+) -> None:
+    assert ready_in_simulation(replies, seconds, cores=4) == expected
