@@ -45,9 +45,10 @@ def exchange(
     """Send messages to named clients and yield their answers in order of arrival.
 
     At most ``window`` messages are under way at once (0: as many as keep a simulation's workers
-    busy, all of them in a deployment), and few replies are held at a time: whoever consumes the answers as they come needs memory for a few models only.
-    When ``deadline`` seconds have passed, the clients that are left are answered for with None; a
-    reply that arrives later is never looked at.
+    busy, all of them in a deployment), and few replies are held at a time: whoever consumes the
+    answers as they come needs memory for a few models only. When ``deadline`` seconds have passed,
+    the clients that are left are answered for with None; a reply that arrives later is never looked
+    at.
     """
     queue = iter(messages)
     simulation = is_simulation(grid)
