@@ -87,8 +87,9 @@ def main() -> None:
         events = [e for e in read_events(Path(scratch) / "run" / METRICS) if e["event"] == "round"]
     after = core_seconds(settings, workers)
     first = events[0]["seconds"]
-    # From log line to log line, so that the checkpoint is in it.
-    rounds = [b["elapsed"] - a["elapsed"] for a, b in itertools.pairwise(events)]
+    # From log line to log line, so that the checkpoint is in it. The last one is evaluated, which
+    # the core is not.
+    rounds = [b["elapsed"] - a["elapsed"] for a, b in itertools.pairwise(events)][:-1]
     core = (before + after) / 2
     write_section(
         f"simulation, {arguments.clients} clients",
