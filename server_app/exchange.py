@@ -13,7 +13,7 @@ from fedrc_flwr.machine import usable_cores
 
 PULL_AT_ONCE = 16
 FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 1.0, 0.1
-READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 1.0, 3, 32
+READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 0.5, 3, 32
 
 
 @dataclass(frozen=True)

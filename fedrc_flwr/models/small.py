@@ -23,6 +23,23 @@ class OnCPU(nn.Module):
         return images.to(memory_format=self.memory_format)
 
 
+class Standardise(nn.Module):
+    """Each image less its mean, over its deviation.
+
+    Networks learn several times as fast from it as from numbers between 0 and 1, and how bright or
+    rich in contrast a client's images are tells them nothing any more.
+    """
+
+    FLAT = 0.01  # added to the deviation: a flat image stays one
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) as before, with mean 0 and deviation 1 each."""
+        mean = images.mean(dim=(1, 2, 3), keepdim=True)
+        centred = images - mean
+        deviation = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+        return centred / (deviation + self.FLAT)
+
+
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
     """Three layers: two hidden ones of ``hidden`` units."""
     size = int(torch.Size(input_shape).numel())
@@ -33,7 +50,10 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
 
 
 def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
-    """Two 5 x 5 convolutions of 32 and 64 channels with pooling, and a dense layer of 2048."""
+    """Two 5 x 5 convolutions of 32 and 64 channels with pooling, and a dense layer of 2048.
+
+    It sees images that are standardised one by one.
+    """
     channels, height, width = image_shape("cnn", input_shape)
     if min(height, width) < 4:
         raise ConfigError(
@@ -44,6 +64,7 @@ def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
     # one is quickest the other way.
     body = nn.Sequential(
         nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
+        Standardise(),
         OnCPU(torch.channels_last),
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.MaxPool2d(2),

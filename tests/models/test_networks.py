@@ -16,6 +16,7 @@ from fedrc_flwr.configuration import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.models.small import Standardise
 
 VISION = ("mobilenet-v2", "resnet18")
 
@@ -51,6 +52,30 @@ def test_cnn_of_fashion_mnist_has_the_papers_size() -> None:
 
     # 5 * 5 * 32 + 32, 5 * 5 * 32 * 64 + 64, 7 * 7 * 64 * 2048 + 2048, 2048 * 5 + 5
     assert len(to_vector(network)) == 832 + 51_264 + 6_424_576 + 10_245
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(28, 28), (3, 32, 32)])
+def test_cnn_is_not_told_by_brightness_and_contrast(shape: tuple[int, ...]) -> None:
+    network, images = build("cnn", shape).eval(), torch.rand(4, *shape)
+
+    seen = network(images)
+
+    # A hundredth is added to a deviation of 0.29 here and of 0.23 there.
+    tolerance = 0.05 * float(seen.std())
+    torch.testing.assert_close(network(0.8 * images + 0.1), seen, rtol=0.0, atol=tolerance)
+    flat = network(torch.full((2, *shape), 0.5))
+    assert torch.isfinite(flat).all()
+
+
+def test_images_are_standardised_one_by_one() -> None:
+    images = torch.tensor([[[[0.0, 1.0]]], [[[3.0, 3.0]]]])
+
+    standardised = Standardise()(images)
+
+    # A mean of a half and a deviation of a half, with a hundredth added; a flat image.
+    expected = [[[[-0.5 / 0.51, 0.5 / 0.51]]], [[[0.0, 0.0]]]]
+    torch.testing.assert_close(standardised, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("small_stem", [True, False])

@@ -90,7 +90,7 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
     [
         (0, 0.0, 12),  # at first: three for each of four cores
         (5, 10.0, 12),  # slow clients
-        (100, 2.0, 50),  # what is answered in a second
+        (100, 2.0, 25),  # what is answered in half a second
         (9000, 3.0, 128),  # no more than 32 for each core
     ],
 )
