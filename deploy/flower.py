@@ -40,6 +40,7 @@ def environment() -> dict[str, str]:
     """What Flower must be told so that it works offline and installs nothing by itself."""
     return {
         **os.environ,
+        **_python_path(),
         # Flower starts its parts by name.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,6 +49,15 @@ def environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _python_path() -> dict[str, str]:
+    """PYTHONPATH in full: Flower's parts run in other directories than the user's."""
+    given = os.environ.get("PYTHONPATH")
+    if not given:
+        return {}
+    paths = given.split(os.pathsep)
+    return {"PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in paths)}
 
 
 def simulation_superlink(port: int) -> list[str]:

@@ -72,6 +72,19 @@ def test_programs_are_those_beside_this_python(
         program("flower-nothing")
 
 
+def test_modules_of_the_users_directory_are_found_from_any_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "lib", "/opt/lib"]))
+    assert environment()["PYTHONPATH"].split(os.pathsep) == [
+        str(tmp_path), str(tmp_path / "lib"), "/opt/lib",
+    ]  # fmt: skip
+
+    monkeypatch.delenv("PYTHONPATH")
+    assert "PYTHONPATH" not in environment()
+
+
 def test_the_environment_keeps_flower_offline_and_finds_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
