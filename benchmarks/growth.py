@@ -155,7 +155,7 @@ def curves() -> None:
             f"bytes {slope(xs, [f['up'] + f['down'] for f in found]):.2f}, "
             f"ServerApp's memory {slope(xs, [f['server_peak'] for f in found]):.2f}"
         )
-        axis.set_xticks(xs, [f"{x:.3g}" for x in xs])
+        axis.set_xticks(xs, [f"{x:.4g}" for x in xs])
         axis.minorticks_off()
         axis.set_xlabel("MB of a network" if series == "network" else series)
         axis.legend(fontsize=8)
