@@ -26,8 +26,8 @@ class OnCPU(nn.Module):
 class Standardise(nn.Module):
     """Each image less its mean, over its deviation.
 
-    Networks learn several times as fast from it as from numbers between 0 and 1, and how bright or
-    rich in contrast a client's images are tells them nothing any more.
+    Networks need fewer rounds with it than with numbers between 0 and 1, and how bright or rich in
+    contrast a client's images are hardly tells them anything any more.
     """
 
     FLAT = 0.01  # added to the deviation: a flat image stays one
