@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import FlatModule, Vector, fingerprint
 from fedrc_flwr.models import SplitModel
-from fedrc_flwr.models.small import OnCPU, Standardise
+from fedrc_flwr.models.small import Blocked, Standardise
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 #: Modules that compute the same in training and in evaluation. Any other may have a dropout inside.
 _MODELESS = {
-    SplitModel, OnCPU, Standardise, nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear,
-    nn.Embedding,
+    SplitModel, Blocked, Standardise, nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten,
+    nn.Linear, nn.Embedding,
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.ReLU6,
     nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU,

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 from torch import Tensor, nn
 
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models.split import SplitModel
 
+ON_X86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
-class OnCPU(nn.Module):
-    """Puts images into a memory format that the next layer is quicker with, on a CPU."""
 
-    def __init__(self, memory_format: torch.memory_format) -> None:
-        super().__init__()
-        self.memory_format = memory_format
+class Blocked(nn.Sequential):
+    """Layers that on an x86 CPU hand images on in the memory format of its kernels.
+
+    Else every convolution would bring its input into that format and its output back. These
+    kernels' pooling loses NaN: networks and samples are checked when they arrive.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same numbers."""
-        if images.device.type != "cpu":
-            return images
-        return images.to(memory_format=self.memory_format)
+        """What the layers make of images (N, C, H, W)."""
+        blocks = _kernels_have_blocks(images)
+        values = images.to_mkldnn() if blocks else images
+        for layer in self:
+            values = layer(values)
+        return values.to_dense() if blocks else values
+
+
+def _kernels_have_blocks(images: Tensor) -> bool:
+    if torch.compiler.is_compiling() or not ON_X86:  # compiling is exporting, too
+        return False
+    plain = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return images.device.type == "cpu" and plain and len(images) > 0
 
 
 class Standardise(nn.Module):
@@ -59,21 +72,19 @@ def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
         raise ConfigError(
             f"model = 'cnn': images of {height} x {width} are too small, expected 4 x 4 or more"
         )
-    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify. On
-    # a CPU pooling is quickest channels-last, and so is a convolution of few channels; the second
-    # one is quickest the other way.
+    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify.
+    convolutions = Blocked(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+    )
     body = nn.Sequential(
         nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
         Standardise(),
-        OnCPU(torch.channels_last),
-        nn.Conv2d(channels, 32, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(inplace=True),
-        OnCPU(torch.contiguous_format),
-        nn.Conv2d(32, 64, 5, padding=2),
-        OnCPU(torch.channels_last),
-        nn.MaxPool2d(2),
-        nn.ReLU(inplace=True),
+        convolutions,
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), 2048),
         nn.ReLU(),

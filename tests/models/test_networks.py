@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import SplitModel, build_model
-from fedrc_flwr.models.small import Standardise
+from fedrc_flwr.models.small import Blocked, Standardise
 
 VISION = ("mobilenet-v2", "resnet18")
 
@@ -52,6 +53,60 @@ def test_cnn_of_fashion_mnist_has_the_papers_size() -> None:
 
     # 5 * 5 * 32 + 32, 5 * 5 * 32 * 64 + 64, 7 * 7 * 64 * 2048 + 2048, 2048 * 5 + 5
     assert len(to_vector(network)) == 832 + 51_264 + 6_424_576 + 10_245
+
+
+def plain_cnn(images: Tensor, parameters: list[Tensor]) -> Tensor:
+    """The network as its description reads, on images (N, C, H, W)."""
+    first, first_bias, second, second_bias, dense, dense_bias, head, head_bias = parameters
+    centred = images - images.mean(dim=(1, 2, 3), keepdim=True)
+    values = centred / (images.std(dim=(1, 2, 3), correction=0, keepdim=True) + 0.01)
+    for weight, bias in ((first, first_bias), (second, second_bias)):
+        values = functional.conv2d(values, weight, bias, padding=2).relu()
+        values = functional.max_pool2d(values, 2)
+    return functional.linear((values.flatten(1) @ dense.T + dense_bias).relu(), head, head_bias)
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 29, 15)])
+def test_cnn_computes_what_its_description_says(shape: tuple[int, ...], samples: int) -> None:
+    network, images = build("cnn", shape), torch.rand(samples, *shape)
+    alone = [p.detach().clone().requires_grad_() for p in network.parameters()]
+    labels = torch.arange(samples) % 5
+
+    logits, expected = network(images), plain_cnn(images, alone)
+    for each in (logits, expected):
+        functional.cross_entropy(each, labels).backward()
+
+    torch.testing.assert_close(logits, expected)
+    for trained, parameter in zip(network.parameters(), alone, strict=True):
+        torch.testing.assert_close(trained.grad, parameter.grad)
+
+
+def test_cnn_computes_the_same_where_its_kernels_have_no_blocks() -> None:
+    network, images = build("cnn", (28, 28)), torch.rand(3, 28, 28)
+    expected = network(images)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = network(images)
+
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0.0, atol=0.02)
+    torch.testing.assert_close(network.double()(images.double()).float(), expected)
+    assert network.float()(images[:0]).shape == (0, 5)
+    traced = torch.export.export(network, (images,)).module()
+    torch.testing.assert_close(traced(images), expected)
+
+
+def test_gradients_flow_through_blocks_to_the_images() -> None:
+    network, images = build("cnn", (12, 12)), torch.rand(2, 12, 12, requires_grad=True)
+    network(images).sum().backward()
+    plain = images.detach().double().requires_grad_()
+    network.double()(plain).sum().backward()
+
+    assert any(isinstance(part, Blocked) for part in network.modules())
+    assert images.grad is not None
+    assert plain.grad is not None
+    torch.testing.assert_close(images.grad, plain.grad.float())
 
 
 @torch.no_grad()
