@@ -245,6 +245,13 @@ class RunConfig:
         high=500,
         group="Clustering",
     )
+    initial_spread: float = key(
+        1.0,
+        "How far apart the clusters' models start: 1 draws each by itself; with less, all start "
+        "at the first one's values, moved by this share towards their own draw.",
+        above=0.0,
+        high=1.0,
+    )
     clustering: str = key(
         "soft",
         "`soft`; `hard-test` (TeHC): predict with the likeliest cluster "

@@ -281,15 +281,26 @@ class ClusteredAlgorithm:
         """K models with different initial values, nobody enrolled."""
         clusters = tuple(range(len(models)))
         shared = self.config.shared_body
+        drawn = [to_vector(model.head if shared else model) for model in models]
         return ServerState(
             round=0,
             membership=Membership(clusters),
-            models={
-                c: to_vector(m.head if shared else m) for c, m in zip(clusters, models, strict=True)
-            },
+            models=dict(zip(clusters, self._spread(drawn), strict=True)),
             body=to_vector(models[0].body) if shared else None,
             clients={},
         )
+
+    def _spread(self, drawn: list[Vector]) -> list[Vector]:
+        """Initial values at the configured distance from each other.
+
+        Networks drawn one by one tell samples apart at random, by anything, and the first E-steps
+        follow that. From nearly the same values they part by what the clients disagree about.
+        """
+        spread = np.float32(self.config.initial_spread)
+        if spread == 1:
+            return drawn
+        first = drawn[0]
+        return [first + spread * (vector - first) for vector in drawn]
 
     def exponent(self, round_number: int) -> float:
         """The E-step's exponent in this round."""

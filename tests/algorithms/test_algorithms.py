@@ -782,3 +782,15 @@ def test_the_keys_of_the_adam_variant_reach_it():
 
     # Assert
     assert (settings.step, settings.beta1, settings.beta2, settings.epsilon) == (0.5, 0, 0, 4.0)
+
+
+@pytest.mark.parametrize("shared_body", [False, True])
+def test_initial_spread_moves_each_model_from_the_first_towards_its_own_draw(shared_body):
+    far = federation(shared_body=shared_body).state.models
+    near = federation(shared_body=shared_body, initial_spread=0.25).state.models
+
+    np.testing.assert_array_equal(near[0], far[0])
+    for k in (1, 2):
+        np.testing.assert_allclose(near[k], 0.75 * far[0] + 0.25 * far[k], rtol=1e-5, atol=1e-7)
+        assert near[k].dtype == np.float32
+        assert np.abs(near[k] - near[0]).max() > 0
