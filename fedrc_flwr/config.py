@@ -155,6 +155,13 @@ class RunConfig:
         "`package.module:function`, called with `input_shape` and `classes`.",
     )
     hidden: int = key(64, "Hidden units of the `mlp`.", low=1, high=65_536)
+    width: float = key(
+        1.0,
+        "Size of the layers of the `cnn`: 1 is the paper's, 0.25 has a quarter of its channels and "
+        "dense units, for a fourteenth of the arithmetic.",
+        above=0.0,
+        high=8.0,
+    )
     model_weights: str = key(
         "",
         "File with the initial weights of the backbone of `mobilenet-v2` or `resnet18`, read by "

@@ -35,7 +35,7 @@ def build_model(
         if config.model == "mlp":
             return mlp(input_shape, classes, config.hidden)
         if config.model == "cnn":
-            return cnn(input_shape, classes)
+            return cnn(input_shape, classes, config.width)
         if config.model in ("mobilenet-v2", "resnet18"):
             from fedrc_flwr.models import vision
 

@@ -62,34 +62,36 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
     return SplitModel(body, nn.Linear(hidden, classes))
 
 
-def cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
+def cnn(input_shape: tuple[int, ...], classes: int, width: float = 1.0) -> SplitModel:
     """Two 5 x 5 convolutions of 32 and 64 channels with pooling, and a dense layer of 2048.
 
-    It sees images that are standardised one by one.
+    It sees images that are standardised one by one. With another ``width`` than 1 all three layers
+    have that many times the units, rounded, and at least one.
     """
-    channels, height, width = image_shape("cnn", input_shape)
-    if min(height, width) < 4:
+    channels, rows, columns = image_shape("cnn", input_shape)
+    if min(rows, columns) < 4:
         raise ConfigError(
-            f"model = 'cnn': images of {height} x {width} are too small, expected 4 x 4 or more"
+            f"model = 'cnn': images of {rows} x {columns} are too small, expected 4 x 4 or more"
         )
+    first, second, dense = (max(1, round(width * units)) for units in (32, 64, 2048))
     # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify.
     convolutions = Blocked(
-        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.Conv2d(channels, first, 5, padding=2),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 5, padding=2),
+        nn.Conv2d(first, second, 5, padding=2),
         nn.MaxPool2d(2),
         nn.ReLU(),
     )
     body = nn.Sequential(
-        nn.Unflatten(1, (1, height)) if len(input_shape) == 2 else nn.Identity(),
+        nn.Unflatten(1, (1, rows)) if len(input_shape) == 2 else nn.Identity(),
         Standardise(),
         convolutions,
         nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 2048),
+        nn.Linear(second * (rows // 4) * (columns // 4), dense),
         nn.ReLU(),
     )
-    return SplitModel(body, nn.Linear(2048, classes))
+    return SplitModel(body, nn.Linear(dense, classes))
 
 
 def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -65,7 +65,7 @@ def test_every_key_of_the_scenario_counts() -> None:
     groups = [i for i, f in enumerate(fields) if f.metadata["group"]]
     start = next(i for i in groups if fields[i].metadata["group"] == "Scenario")
     end = next(i for i in groups if i > start)
-    about_the_network = {"model", "hidden", "model_weights", "small_stem", "norm"}
+    about_the_network = {"model", "hidden", "width", "model_weights", "small_stem", "norm"}
 
     names = {f.name for f in fields[start:end]} - about_the_network
 

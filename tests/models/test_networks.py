@@ -55,6 +55,17 @@ def test_cnn_of_fashion_mnist_has_the_papers_size() -> None:
     assert len(to_vector(network)) == 832 + 51_264 + 6_424_576 + 10_245
 
 
+def test_width_scales_all_layers_of_the_cnn() -> None:
+    narrow = build("cnn", (28, 28), width=0.25)
+    least = build("cnn", (28, 28), width=0.001)
+
+    # 8 and 16 channels of 5 x 5, 512 units on 7 x 7 places, 5 classes
+    assert len(to_vector(narrow)) == (8 * 26) + 16 * (200 + 1) + 512 * (784 + 1) + 5 * 513
+    # one, one, and 2.048 rounded
+    assert len(to_vector(least)) == 26 + 26 + 2 * 50 + 5 * 3
+    assert narrow(torch.rand(3, 28, 28)).shape == (3, 5)
+
+
 def plain_cnn(images: Tensor, parameters: list[Tensor]) -> Tensor:
     """The network as its description reads, on images (N, C, H, W)."""
     first, first_bias, second, second_bias, dense, dense_bias, head, head_bias = parameters
