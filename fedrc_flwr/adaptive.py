@@ -57,10 +57,10 @@ def movement(before: ServerState, after: ServerState, names: list[str]) -> tuple
 
 
 def count_quiet_rounds(
-    state: ServerState, moved: float, expected: float, exponent: float, config: RunConfig
+    state: ServerState, moved: float, expected: float, annealed: bool, config: RunConfig
 ) -> ServerState:
     """Note whether this round was quiet."""
-    quiet = exponent >= 1.0 and moved - expected < config.settle_tolerance
+    quiet = not annealed and moved - expected < config.settle_tolerance
     return replace(state, quiet_rounds=state.quiet_rounds + 1 if quiet else 0)
 
 

@@ -275,10 +275,21 @@ class RunConfig:
     )
     annealing_rounds: int = key(
         0,
-        "Rounds over which the E-step's exponent grows to 1; 0: plain E-step from the first round.",
+        "Rounds over which the E-step's exponent grows; the E-step is plain after them. "
+        "0: from the first round on.",
         low=0,
     )
     annealing_start: float = key(0.05, "The exponent in round 1.", above=0.0, high=1.0)
+    annealing_by: str = key(
+        "sample",
+        "`sample`: each sample is weighed by itself, the exponent grows to 1. `client`: while it "
+        "lasts, a client's samples are weighed as one, by the mean of what each says; the "
+        "exponent grows to `annealing-end`.",
+        choices=("sample", "client"),
+    )
+    annealing_end: float = key(
+        6.0, "What the exponent grows to with `annealing-by = client`.", low=1.0
+    )
     adaptive: bool = key(False, "Remove clusters with a small share once the weights have settled.")
     remove_below: float = key(
         0.05,

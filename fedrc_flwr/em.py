@@ -42,12 +42,29 @@ def e_step(
     """
     with np.errstate(divide="ignore"):
         log_weights = np.log(mixture_weights)
-    scores = log_weights[None, :] - losses
-    if label_prior is not None:
-        scores = scores - np.log(label_prior).T[labels]
-    scores = exponent * scores
-    scores = scores - scores.max(axis=1, keepdims=True)
-    unnormalised = np.exp(scores)
+    return _softmax(exponent * (log_weights[None, :] + _evidence(losses, label_prior, labels)))
+
+
+def pooled_e_step(
+    losses: Floats, label_prior: Floats | None, labels: Labels, exponent: float
+) -> Floats:
+    """Responsibilities that are the same for all of a client's samples.
+
+    Each row is proportional to the geometric mean, over the samples, of
+    ``exp(-losses[j, k]) / label_prior[k, labels[j]]``, to the power of ``exponent``. Parameters and
+    result are those of ``e_step``.
+    """
+    pooled = _softmax(exponent * _evidence(losses, label_prior, labels).mean(axis=0, keepdims=True))
+    return np.repeat(pooled, len(losses), axis=0)
+
+
+def _evidence(losses: Floats, label_prior: Floats | None, labels: Labels) -> Floats:
+    """The logarithm of ``exp(-losses) / label_prior`` for every sample and cluster, (N, K)."""
+    return -losses if label_prior is None else -losses - np.log(label_prior).T[labels]
+
+
+def _softmax(scores: Floats) -> Floats:
+    unnormalised = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(unnormalised / unnormalised.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
@@ -129,15 +146,16 @@ def adam_e_step(proposal: Floats, moments: AdamMoments, settings: AdamSettings) 
     return AdamMoments(stepped, first, second)
 
 
-def annealing_exponent(round_number: int, rounds: int, start: float) -> float:
-    """The E-step's exponent in round 1, 2, ...: from ``start`` geometrically to 1 after ``rounds``.
+def annealing_exponent(round_number: int, rounds: int, start: float, end: float = 1.0) -> float:
+    """The E-step's exponent in round 1, 2, ...: geometrically from ``start`` to ``end``, then 1.
 
     Equal ratios, because it is the order of magnitude of the exponent that decides at which round
     a difference between two clusters begins to grow.
     """
-    if rounds <= 0 or round_number > rounds:
+    if round_number > rounds:
         return 1.0
-    return float(start ** (1.0 - (round_number - 1) / rounds))
+    progress = (round_number - 1) / rounds
+    return float(start ** (1.0 - progress) * end**progress)
 
 
 def regroup(columns: Floats, mapping: NDArray[np.int64], clusters: int, axis: int) -> Floats:

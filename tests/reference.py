@@ -38,6 +38,23 @@ def responsibilities(
     return result
 
 
+def pooled_responsibilities(
+    losses: Sequence[Sequence[float]],
+    prior: Sequence[Sequence[float]] | None,
+    labels: Sequence[int],
+    exponent: float,
+) -> Rows:
+    """All samples as one: the product over j of (exp(-f_jk) / C_{y_j,k}) ** (exponent / N)."""
+    row = []
+    for k in range(len(losses[0])):
+        product = 1.0
+        for j, y in enumerate(labels):
+            likelihood = math.exp(-losses[j][k]) / (1.0 if prior is None else prior[k][y])
+            product *= likelihood ** (exponent / len(labels))
+        row.append(product)
+    return [[value / sum(row) for value in row] for _ in labels]
+
+
 def column_means(rows: Sequence[Sequence[float]]) -> list[float]:
     """omega_k, the mean over samples of gamma_jk."""
     return [sum(row[k] for row in rows) / len(rows) for k in range(len(rows[0]))]

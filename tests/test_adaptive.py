@@ -84,8 +84,8 @@ def test_no_noise_explains_no_movement():
 def test_movement_within_the_noise_counts_as_quiet():
     config, state = configure(settle_tolerance=0.02), server([[[1], [1]]], quiet_rounds=1)
 
-    within = adaptive.count_quiet_rounds(state, 0.10, 0.09, 1.0, config)
-    beyond = adaptive.count_quiet_rounds(state, 0.12, 0.09, 1.0, config)
+    within = adaptive.count_quiet_rounds(state, 0.10, 0.09, False, config)
+    beyond = adaptive.count_quiet_rounds(state, 0.12, 0.09, False, config)
 
     assert (within.quiet_rounds, beyond.quiet_rounds) == (2, 0)
 
@@ -93,7 +93,7 @@ def test_movement_within_the_noise_counts_as_quiet():
 def test_no_round_is_quiet_while_the_e_step_is_annealed():
     state = server([[[1], [1]]], quiet_rounds=1)
 
-    after = adaptive.count_quiet_rounds(state, 0.0, 0.0, 0.99, configure())
+    after = adaptive.count_quiet_rounds(state, 0.0, 0.0, True, configure())
 
     assert after.quiet_rounds == 0
 

@@ -357,6 +357,24 @@ def test_annealing_grows_geometrically_from_its_start_to_one():
     np.testing.assert_allclose(exponents, [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1, 1], atol=1e-12)
 
 
+def test_annealing_by_client_grows_beyond_one_and_ends_with_the_plain_e_step():
+    exponents = [em.annealing_exponent(r, rounds=4, start=1 / 2, end=8) for r in range(1, 7)]
+
+    np.testing.assert_allclose(exponents, [1 / 2, 1, 2, 4, 1, 1], atol=1e-12)
+
+
+def test_a_pooled_e_step_weighs_all_samples_as_one():
+    # By hand: cluster 0 says 1/2 and 1/8 of the two labels, cluster 1 says 1/4 of both; the priors
+    # of the labels are 1/2 and 1/2 in cluster 0, 1/4 and 3/4 in cluster 1. The likelihoods are
+    # 1 and 1/4 against 1 and 1/3; their geometric means 1/2 and sqrt(1/3); squared, 1/4 and 1/3.
+    losses = np.log([[2.0, 4.0], [8.0, 4.0]])
+    prior = np.array([[1 / 2, 1 / 2], [1 / 4, 3 / 4]])
+
+    result = em.pooled_e_step(losses, prior, np.array([0, 1]), exponent=2.0)
+
+    np.testing.assert_allclose(result, [[3 / 7, 4 / 7]] * 2, atol=1e-12)
+
+
 def test_no_annealing_is_the_plain_e_step_from_round_one():
     assert em.annealing_exponent(1, rounds=0, start=0.05) == 1.0
 

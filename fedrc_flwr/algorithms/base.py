@@ -305,7 +305,10 @@ class ClusteredAlgorithm:
     def exponent(self, round_number: int) -> float:
         """The E-step's exponent in this round."""
         config = self.config
-        return em.annealing_exponent(round_number, config.annealing_rounds, config.annealing_start)
+        end = config.annealing_end if config.annealing_by == "client" else 1.0
+        return em.annealing_exponent(
+            round_number, config.annealing_rounds, config.annealing_start, end
+        )
 
     def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
         """What goes out for a round."""
@@ -353,7 +356,7 @@ class ClusteredAlgorithm:
         after = replace(after, round=round_number, clients={**state.clients, **result.records})
         moved, expected = adaptive.movement(state, after, sorted(result.records))
         after = adaptive.count_quiet_rounds(
-            after, moved, expected, self.exponent(round_number), self.config
+            after, moved, expected, round_number <= self.config.annealing_rounds, self.config
         )
         after, adaptation = adaptive.adapt(after, self.config)
         return after, RoundReport(moved, adaptation)

@@ -33,11 +33,14 @@ class FedRC(ClusteredAlgorithm):
         rng: np.random.Generator,
     ) -> tuple[Floats, ClientState]:
         """One E-step from the client's mixture weights, plain or by FedRC-Adam."""
-        responsibilities = em.e_step(
-            losses, state.mixture_weights, self.label_prior(broadcast), labels, broadcast.exponent
-        )
+        prior, exponent = self.label_prior(broadcast), broadcast.exponent
+        config = self.config
+        if config.annealing_by == "client" and broadcast.round <= config.annealing_rounds:
+            responsibilities = em.pooled_e_step(losses, prior, labels, exponent)
+        else:
+            responsibilities = em.e_step(losses, state.mixture_weights, prior, labels, exponent)
         moments = None
-        if self.config.e_step == "adam":
+        if config.e_step == "adam":
             moments = state.moments
             if moments is None or moments.responsibilities.shape != losses.shape:
                 moments = AdamMoments.start(*losses.shape)

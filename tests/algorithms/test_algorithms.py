@@ -87,12 +87,16 @@ class PlainFederation:
         if config.algorithm == "ifca":
             means = reference.column_means(losses)
             return [[float(k == means.index(min(means))) for k in range(len(means))]] * samples
-        exponent = 1.0
+        exponent, labels = 1.0, client.fit.labels
         if self.number <= config.annealing_rounds:
             progress = (self.number - 1) / config.annealing_rounds
             exponent = config.annealing_start ** (1.0 - progress)
-        weights = self.weights[client.name]
-        gammas = reference.responsibilities(losses, weights, prior, client.fit.labels, exponent)
+        if self.number <= config.annealing_rounds and config.annealing_by == "client":
+            exponent *= config.annealing_end**progress
+            gammas = reference.pooled_responsibilities(losses, prior, labels, exponent)
+        else:
+            weights = self.weights[client.name]
+            gammas = reference.responsibilities(losses, weights, prior, labels, exponent)
         if config.e_step == "adam":
             start = replace(
                 reference.Adam.start(samples, len(self.models)),
@@ -171,6 +175,18 @@ VARIANTS = {
     "fedavg": {"algorithm": "fedavg"},
     "adam": {"e-step": "adam", "adam-step": 0.3, "adam-beta1": 0.8, "adam-beta2": 0.95},
     "annealing": {"annealing-rounds": 3, "annealing-start": 0.1},
+    "annealing-by-client": {
+        "annealing-rounds": 3,
+        "annealing-start": 0.5,
+        "annealing-by": "client",
+        "annealing-end": 9.0,
+    },
+    "annealing-by-client-for-a-round": {"annealing-rounds": 1, "annealing-by": "client"},
+    "fedem-annealing-by-client": {
+        "algorithm": "fedem",
+        "annealing-rounds": 3,
+        "annealing-by": "client",
+    },
     "hard-train": {"clustering": "hard-train"},
     "hard-test": {"clustering": "hard-test"},
     "penalties": {"weight-decay": 0.05, "prox-mu": 0.2, "global-learning-rate": 0.7},
