@@ -1,7 +1,7 @@
 """Finding the number of concepts: removing clusters that nobody needs, merging those that agree.
 
-Both wait until the clients' mixture weights have settled: until they have moved less than a
-tolerance for some rounds in a row, after any annealing has ended.
+Both wait until the federation has settled: until the clients' mixture weights and their loss have
+moved less than a tolerance for some rounds in a row, after any annealing has ended.
 """
 
 from __future__ import annotations
@@ -56,11 +56,34 @@ def movement(before: ServerState, after: ServerState, names: list[str]) -> tuple
     return moved, float(np.average(expected, weights=weights))
 
 
+def learning(before: ServerState, after: ServerState, names: list[str]) -> float:
+    """How much the mean loss of these clients changed since they last reported.
+
+    Infinite where none of them reported before: nothing is known then.
+    """
+    pairs = [
+        (record.samples, record.loss - previous.loss)
+        for name in names
+        if (record := after.clients[name]).loss is not None
+        and (previous := before.clients.get(name)) is not None
+        and previous.loss is not None
+    ]
+    if not pairs:
+        return math.inf
+    samples, changes = zip(*pairs, strict=True)
+    return abs(float(np.average(changes, weights=samples)))
+
+
 def count_quiet_rounds(
-    state: ServerState, moved: float, expected: float, annealed: bool, config: RunConfig
+    state: ServerState, moved: float, learnt: float, annealed: bool, config: RunConfig
 ) -> ServerState:
-    """Note whether this round was quiet."""
-    quiet = not annealed and moved - expected < config.settle_tolerance
+    """Note whether this round was quiet.
+
+    Weights that rest are not enough. Models that start alike learn together at first, and nobody's
+    weights move; they have yet to part.
+    """
+    still = moved < config.settle_tolerance and learnt < config.settle_loss
+    quiet = still and not annealed
     return replace(state, quiet_rounds=state.quiet_rounds + 1 if quiet else 0)
 
 

@@ -209,6 +209,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "concept": record.concept,
                 "style": record.style,
                 "cluster": record.cluster,
+                "loss": record.loss,
             }
         )
     about = {

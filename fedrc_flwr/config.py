@@ -290,14 +290,16 @@ class RunConfig:
     annealing_end: float = key(
         6.0, "What the exponent grows to with `annealing-by = client`.", low=1.0
     )
-    adaptive: bool = key(False, "Remove clusters with a small share once the weights have settled.")
+    adaptive: bool = key(
+        False, "Remove clusters with a small share once the federation has settled."
+    )
     remove_below: float = key(
         0.05,
         "Share of all samples under which a cluster is removed (the paper's delta).",
         low=0.0,
         high=0.5,
     )
-    merge: bool = key(False, "Merge clusters that mean the same once the weights have settled.")
+    merge: bool = key(False, "Merge clusters that mean the same once the federation has settled.")
     merge_tolerance: float = key(
         0.5,
         "Two clusters mean the same where each one's samples lose at "
@@ -306,10 +308,13 @@ class RunConfig:
     )
     settle_tolerance: float = key(
         0.02,
-        "The weights have settled when they move less than this a "
-        "round (total variation, mean over clients) ...",
+        "The federation has settled when the weights move less than this a "
+        "round (total variation, mean over clients), ...",
         above=0.0,
         high=1.0,
+    )
+    settle_loss: float = key(
+        0.02, "... and the clients' mean loss changes by less than this, ...", above=0.0
     )
     settle_rounds: int = key(3, "... for this many rounds in a row, after any annealing.", low=1)
     shared_body: bool = key(False, "Share the feature extractor: one body, K heads.")

@@ -84,6 +84,7 @@ class ClientRecord:
     cluster : id of the cluster that the server put this client into, where the algorithm does so
     label_counts : (K, C), the latest report, or None before the first
     cross_losses : (K, K), the latest sums of responsibility times loss, or None
+    loss : the latest mean loss of its mixture, or None before the first report
     """
 
     role: str
@@ -95,6 +96,7 @@ class ClientRecord:
     concept: int = -1
     style: str = ""
     cluster: int = -1
+    loss: float | None = None
 
     def mixture_weights(self) -> Floats | None:
         """Each cluster's share of this client's samples, as far as its counts tell."""

@@ -81,21 +81,45 @@ def test_no_noise_explains_no_movement():
     assert adaptive.noise_movement(0.0, 10, 3, 10) == 0.0
 
 
-def test_movement_within_the_noise_counts_as_quiet():
-    config, state = configure(settle_tolerance=0.02), server([[[1], [1]]], quiet_rounds=1)
+def test_a_change_of_loss_is_that_of_the_clients_that_reported_twice():
+    # Prepare: client-0 learns 0.4 with 4 samples, client-1 forgets 0.2 with 12, client-2 comes for
+    # the first time, client-3 was not in the round
+    after = server([[[4], [0]], [[6], [6]], [[4], [0]], [[4], [0]]])
 
-    within = adaptive.count_quiet_rounds(state, 0.10, 0.09, False, config)
-    beyond = adaptive.count_quiet_rounds(state, 0.12, 0.09, False, config)
+    def with_losses(*losses):
+        pairs = zip(after.clients.items(), losses, strict=True)
+        return replace(after, clients={n: replace(r, loss=loss) for (n, r), loss in pairs})
 
-    assert (within.quiet_rounds, beyond.quiet_rounds) == (2, 0)
+    before, now = with_losses(2.0, 1.0, None, 3.0), with_losses(1.6, 1.2, 0.5, 9.0)
+
+    # Execute
+    learnt = adaptive.learning(before, now, ["client-0", "client-1", "client-2"])
+    unknown = adaptive.learning(before, now, ["client-2"])
+
+    # Assert: (4 * -0.4 + 12 * 0.2) / 16
+    assert learnt == pytest.approx(0.05, abs=1e-12)
+    assert unknown == math.inf
 
 
-def test_no_round_is_quiet_while_the_e_step_is_annealed():
+@pytest.mark.parametrize(
+    ("moved", "learnt", "annealed", "quiet"),
+    [
+        (0.01, 0.02, False, True),
+        (0.03, 0.02, False, False),
+        (0.01, 0.04, False, False),
+        (0.01, math.inf, False, False),
+        (0.01, 0.02, True, False),
+    ],
+)
+def test_a_round_is_quiet_when_weights_and_loss_rest_after_the_annealing(
+    moved, learnt, annealed, quiet
+):
+    config = configure(settle_tolerance=0.02, settle_loss=0.03)
     state = server([[[1], [1]]], quiet_rounds=1)
 
-    after = adaptive.count_quiet_rounds(state, 0.0, 0.0, True, configure())
+    after = adaptive.count_quiet_rounds(state, moved, learnt, annealed, config)
 
-    assert after.quiet_rounds == 0
+    assert after.quiet_rounds == (2 if quiet else 0)
 
 
 def test_nothing_is_removed_or_merged_before_the_weights_have_settled():

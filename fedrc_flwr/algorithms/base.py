@@ -345,6 +345,7 @@ class ClusteredAlgorithm:
             noise=reply.noise,
             # A client that lost its state counts from zero again; what arrived before still counts.
             releases=max(reply.releases, record.releases + released),
+            loss=reply.metrics["loss"],
         )
         result.metrics[name] = reply.metrics
 
@@ -354,10 +355,11 @@ class ClusteredAlgorithm:
         """The next state: models moved, counts remembered, clusters removed or merged."""
         after = apply_updates(state, result.sums.means(), self.config)
         after = replace(after, round=round_number, clients={**state.clients, **result.records})
-        moved, expected = adaptive.movement(state, after, sorted(result.records))
-        after = adaptive.count_quiet_rounds(
-            after, moved, expected, round_number <= self.config.annealing_rounds, self.config
-        )
+        names = sorted(result.records)
+        moved, expected = adaptive.movement(state, after, names)
+        learnt = adaptive.learning(state, after, names)
+        annealed = round_number <= self.config.annealing_rounds
+        after = adaptive.count_quiet_rounds(after, moved - expected, learnt, annealed, self.config)
         after, adaptation = adaptive.adapt(after, self.config)
         return after, RoundReport(moved, adaptation)
 

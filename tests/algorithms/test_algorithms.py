@@ -621,18 +621,21 @@ def test_without_merging_no_loss_table_leaves_the_client():
 
 # --- adapting within the rounds ------------------------------------------------------------------
 
+SETTLED = {"settle_tolerance": 1.0, "settle_loss": 100.0}  # whatever moves, it counts as quiet
+
 
 def test_clusters_are_merged_in_a_run_and_the_clients_follow():
     # Prepare: any movement counts as quiet, and any two clusters as the same
-    federated = federation(merge=True, settle_tolerance=1.0, settle_rounds=2, merge_tolerance=50.0)
+    federated = federation(**SETTLED, merge=True, settle_rounds=2, merge_tolerance=50.0)
 
     # Execute
-    first, second = federated.round(), federated.round()
+    first, second, third = federated.round(), federated.round(), federated.round()
     federated.round()
 
-    # Assert: nothing before the second quiet round; then one cluster with everybody in it
-    assert first.adaptation.merged == ()
-    assert len(second.adaptation.merged) == 2
+    # Assert: the first round has no loss to compare with, so the third is the second quiet one;
+    # then there is one cluster with everybody in it
+    assert first.adaptation.merged == second.adaptation.merged == ()
+    assert len(third.adaptation.merged) == 2
     assert len(federated.state.clusters) == 1
     for name in NAMES:
         assert federated.client_states[name].clusters == federated.state.clusters
@@ -641,13 +644,27 @@ def test_clusters_are_merged_in_a_run_and_the_clients_follow():
 
 def test_no_cluster_goes_while_the_e_step_is_annealed():
     federated = federation(
-        merge=True, settle_tolerance=1.0, settle_rounds=1, merge_tolerance=50.0, annealing_rounds=1
+        **SETTLED, merge=True, settle_rounds=1, merge_tolerance=50.0, annealing_rounds=2
     )
 
-    first, second = federated.round(), federated.round()
+    first, second, third = federated.round(), federated.round(), federated.round()
 
-    assert first.adaptation.merged == ()
-    assert len(second.adaptation.merged) == 2
+    assert first.adaptation.merged == second.adaptation.merged == ()
+    assert len(third.adaptation.merged) == 2
+
+
+@pytest.mark.parametrize(("settle_loss", "left"), [(0.005, 3), (100.0, 1)])
+def test_models_that_learn_together_are_not_merged_before_they_part(settle_loss, left):
+    # Prepare: three models that start nearly alike
+    keys = {"settle_loss": settle_loss, "settle_rounds": 1, "initial_spread": 1e-6}
+    federated = federation(merge=True, **keys)
+
+    # Execute
+    reports = [federated.round() for _ in range(3)]
+
+    # Assert: the weights rest, only the loss tells that there is something to wait for
+    assert all(report.movement < 1e-3 for report in reports)
+    assert len(federated.state.clusters) == left
 
 
 # --- noise on the statistics ---------------------------------------------------------------------
@@ -760,7 +777,7 @@ def test_training_never_reads_the_ground_truth(algorithm):
         "adaptive": True,
         "remove_below": 0.3,
         "merge": True,
-        "settle_tolerance": 1.0,
+        **SETTLED,
         "settle_rounds": 1,
     }
     honest = federation(**keys)

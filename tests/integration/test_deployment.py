@@ -31,6 +31,7 @@ SETTINGS = {
     "e-step": "adam",
     "adaptive": True,
     "settle-tolerance": 1.0,
+    "settle-loss": 100.0,
     "settle-rounds": 2,
     "remove-below": 0.3,
     "min-clients": 3,

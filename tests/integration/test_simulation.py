@@ -107,7 +107,8 @@ def test_a_server_app_killed_in_mid_round_resumes_to_the_same_models(tmp_path: P
     settings = [
         "clients=6", "hidden=16", "clusters=4", "rounds=6", "fraction=0.7", "e-step=adam",
         "adaptive=true", "merge=true", "annealing-rounds=0", "settle-tolerance=1.0",
-        "settle-rounds=2", "remove-below=0.2", "evaluate-every=4", "local-epochs=8",
+        "settle-loss=100.0", "settle-rounds=2", "remove-below=0.2", "evaluate-every=4",
+        "local-epochs=8",
     ]  # fmt: skip
     whole, broken, mark = tmp_path / "whole", tmp_path / "broken", uuid.uuid4().hex
     done = fedrc(command(whole, *settings))

@@ -244,8 +244,8 @@ def test_a_bad_configuration_is_refused_before_any_client_is_contacted(
 def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
     options = {
         "rounds": 6, "clusters": 4, "e-step": "adam", "adaptive": True, "merge": True,
-        "fraction": 0.6, "settle-tolerance": 1.0, "settle-rounds": 2, "remove-below": 0.24,
-        "server-optimizer": "adam", "global-learning-rate": 0.05,
+        "fraction": 0.6, "settle-tolerance": 1.0, "settle-loss": 100.0, "settle-rounds": 1,
+        "remove-below": 0.24, "server-optimizer": "adam", "global-learning-rate": 0.05,
     }  # fmt: skip
     whole, _ = make_run(tmp_path / "whole", **options, **{"state-dir": str(tmp_path / "s1")})
     whole.go()
