@@ -55,7 +55,7 @@ def full_state(round_number: int = 4, seed: int = 0) -> ServerState:
                 concept=2,
                 style="blur-3",
             ),
-            "a": ClientRecord("train", 7, label_counts=rng.normal(size=(2, 3))),
+            "a": ClientRecord("train", 7, label_counts=rng.normal(size=(2, 3)), loss=0.75),
             "newcomer": ClientRecord("observe", 3, concept=0, style="none"),
         },
         optimizer={
