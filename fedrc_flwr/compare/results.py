@@ -25,6 +25,7 @@ class Figures:
     world: float  # global accuracy
     rand: float  # adjusted Rand index of the clusters with the true concepts, at the end
     clusters: int
+    settled: int  # the round after which no cluster was removed or merged any more; 0: none ever
     seconds: float  # a round
     megabytes_up: float  # a round
     megabytes_down: float
@@ -64,6 +65,9 @@ def figures(folder: Path) -> Figures | None:
         world=_number(best.get("global_accuracy")),
         rand=_number(summary.get("adjusted_rand_index")),
         clusters=int(summary["clusters"]),
+        settled=max(
+            (int(e["round"]) for e in rounds if e.get("removed") or e.get("merged")), default=0
+        ),
         seconds=_mean(rounds, "seconds"),
         megabytes_up=_mean(rounds, "bytes_up") / 1e6,
         megabytes_down=_mean(rounds, "bytes_down") / 1e6,
@@ -111,7 +115,7 @@ def write_results(directory: Path, comparison: Comparison) -> list[Path]:
 
 
 def write_tables(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
-    """``table.md`` and ``table.csv``."""
+    """``table.md``, ``table.csv`` with the same figures, ``runs.csv`` with those of each run."""
     markdown, values = directory / "table.md", directory / "table.csv"
     markdown.write_text(table_text(comparison, table), "utf-8")
     with open(values, "w", newline="", encoding="utf-8") as file:
@@ -123,16 +127,32 @@ def write_tables(directory: Path, comparison: Comparison, table: list[Line]) -> 
                     [line.column, line.row, "" if line.rate is None else line.rate, len(line.runs),
                      name, _exact(line.mean(value)), _exact(line.deviation(value))]
                 )  # fmt: skip
-    return [markdown, values]
+    return [markdown, values, _write_runs(directory, comparison)]
+
+
+def _write_runs(directory: Path, comparison: Comparison) -> Path:
+    path = directory / "runs.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(RUNS_HEADER + [name for name, _ in COLUMNS])
+        for cell in comparison.cells():
+            found = figures(directory / RUNS / cell.folder)
+            if found is not None:
+                rate = "" if cell.rate is None else cell.rate
+                exact = [_exact(value(found)) for _, value in COLUMNS]
+                writer.writerow([cell.column, cell.row, rate, cell.seed, *exact])
+    return path
 
 
 CSV_HEADER = ["federation", "method", "learning_rate", "seeds", "figure", "mean", "deviation"]
+RUNS_HEADER = ["federation", "method", "learning_rate", "seed"]
 COLUMNS: list[tuple[str, Callable[[Figures], float]]] = [
     ("local", lambda run: run.local),
     ("global", lambda run: run.world),
     ("gap", lambda run: run.local - run.world),
     ("ARI", lambda run: run.rand),
     ("clusters", lambda run: float(run.clusters)),
+    ("settled", lambda run: float(run.settled)),
     ("round", lambda run: float(run.round)),
     ("s a round", lambda run: run.seconds),
     ("MB up", lambda run: run.megabytes_up),
@@ -147,7 +167,8 @@ def table_text(comparison: Comparison, table: list[Line]) -> str:
     text += [
         f"Seeds {', '.join(map(str, comparison.seeds))}; scale {comparison.scale:g}. Accuracies at "
         "the evaluated round of best training accuracy, mean and deviation over the seeds that are "
-        "done; ARI and clusters at the end; seconds and megabytes a round.",
+        "done; ARI and clusters at the end; settled: the round in which the last cluster went; "
+        "seconds and megabytes a round.",
         "",
     ]
     for column in comparison.columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same
     rounds = read_events(tmp_path / "b/runs/digits/fedrc/seed0" / METRICS)
     assert [e["round"] for e in rounds if e["event"] == "round"] == [1, 2, 3, 4]
     assert without_seconds(tmp_path / "a/table.csv") == without_seconds(tmp_path / "b/table.csv")
-    assert len(without_seconds(tmp_path / "a/table.csv")) == 1 + 2 * 8
+    assert len(without_seconds(tmp_path / "a/table.csv")) == 1 + 2 * 9
 
     # A third time there is nothing left to do
     count = len(engine.started)
@@ -127,6 +128,36 @@ def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same
     assert third.exit_code == 0
     assert len(engine.started) == count
     assert third.output.count("done before") == 4
+
+
+def test_every_run_has_its_line(tmp_path: Path, engine: Engine) -> None:
+    compare(tmp_path / "a")
+
+    with open(tmp_path / "a" / "runs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        ("fedavg", "0"), ("fedrc", "0"), ("fedavg", "1"), ("fedrc", "1"),
+    ]  # fmt: skip
+    for row in rows:
+        run = read_json(tmp_path / f"a/runs/digits/{row['method']}/seed{row['seed']}" / SUMMARY)
+        assert float(row["clusters"]) == run["clusters"]
+        assert float(row["ARI"]) == run["adjusted_rand_index"]
+
+
+def test_clusters_have_settled_when_the_last_one_went(tmp_path: Path) -> None:
+    rounds: list[dict[str, Any]] = [
+        {"event": "round", "round": number, "local_accuracy": 0.5, "removed": [], "merged": []}
+        for number in (1, 2, 3, 4)
+    ]
+    rounds[0]["removed"], rounds[2]["merged"] = [5], [[1, 0]]
+    (tmp_path / METRICS).write_text("".join(json.dumps(event) + "\n" for event in rounds))
+    write_json(tmp_path / SUMMARY, {"status": "completed", "clusters": 4})
+
+    found = results.figures(tmp_path)
+
+    assert found is not None
+    assert found.settled == 3
 
 
 def test_the_pictures_are_there(tmp_path: Path, drawing_engine: Engine) -> None:
