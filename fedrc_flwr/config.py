@@ -273,6 +273,12 @@ class RunConfig:
     prior_floor: float = key(
         0.1, "Smallest mass, in samples, of a label in a cluster's prior.", above=0.0
     )
+    prior_rounds: int = key(
+        0,
+        "The E-step divides by the label prior in this many rounds, and goes by the likelihood "
+        "alone after them. 0: it always does.",
+        low=0,
+    )
     annealing_rounds: int = key(
         0,
         "Rounds over which the E-step's exponent grows; the E-step is plain after them. "

@@ -21,8 +21,9 @@ class FedRC(ClusteredAlgorithm):
     trains_scored = True
 
     def label_prior(self, broadcast: Broadcast) -> Floats | None:
-        """C_{y,k}, by which the E-step divides."""
-        return broadcast.label_prior
+        """C_{y,k}, by which the E-step divides; None once the rounds that use it are over."""
+        over = 0 < self.config.prior_rounds < broadcast.round
+        return None if over else broadcast.label_prior
 
     def expectation(
         self,

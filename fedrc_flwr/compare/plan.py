@@ -101,6 +101,7 @@ def scaled(settings: Settings, scale: float) -> Settings:
     shrunk = {
         "rounds": _shrunk(config.rounds, scale, least=1),
         "annealing-rounds": _shrunk(config.annealing_rounds, scale, least=0),
+        "prior-rounds": _shrunk(config.prior_rounds, scale, least=min(config.prior_rounds, 1)),
         "cfl-warmup": _shrunk(config.cfl_warmup, scale, least=0),
         "evaluate-every": _shrunk(config.evaluate_every, scale, least=1),
     }

@@ -74,7 +74,7 @@ class PlainFederation:
         self.number = 0
 
     def prior(self):
-        if self.config.algorithm != "fedrc":
+        if self.config.algorithm != "fedrc" or 0 < self.config.prior_rounds < self.number:
             return None
         if not self.counts:
             return [[0.1] * 10 for _ in self.models]
@@ -187,6 +187,7 @@ VARIANTS = {
         "annealing-rounds": 3,
         "annealing-by": "client",
     },
+    "prior-for-a-round": {"prior-rounds": 1},
     "hard-train": {"clustering": "hard-train"},
     "hard-test": {"clustering": "hard-test"},
     "penalties": {"weight-decay": 0.05, "prox-mu": 0.2, "global-learning-rate": 0.7},
@@ -273,6 +274,29 @@ def test_annealed_rounds_broadcast_a_growing_exponent_and_begin_near_uniform():
     for name in NAMES:
         weights = federated.client_states[name].mixture_weights
         np.testing.assert_allclose(weights, 1 / 3, atol=1e-3)
+
+
+def test_the_label_prior_counts_for_its_rounds_and_the_likelihood_alone_after_them():
+    # Prepare, by hand: one sample of likelihood 1/2 and 1/4, whose label is 1/5 and 1/20 of the
+    # clusters. With the prior 5/2 : 5, without it 1/2 : 1/4.
+    federated = federation(clusters=2, prior_rounds=2)
+    losses, labels = np.log([[2.0, 4.0]]), np.array([1])
+    prior = np.full((2, 10), 0.1)
+    prior[:, 1] = 0.2, 0.05
+    weights = []
+
+    # Execute
+    for number in (2, 3):
+        broadcast = federated.algorithm.broadcast(federated.state, number, 10)
+        broadcast = replace(broadcast, label_prior=prior)
+        state, rng = ClientState.start((0, 1)), np.random.default_rng(0)
+        gammas, _ = federated.algorithm.expectation(losses, labels, broadcast, state, rng)
+        weights.append((gammas[0], federated.algorithm.assign(losses, labels, broadcast).argmax()))
+
+    # Assert: those who train, and those who only find their weights
+    np.testing.assert_allclose(weights[0][0], [1 / 3, 2 / 3])
+    np.testing.assert_allclose(weights[1][0], [2 / 3, 1 / 3])
+    assert [chosen for _, chosen in weights] == [1, 0]
 
 
 # --- clients that come and go --------------------------------------------------------------------

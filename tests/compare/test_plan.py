@@ -75,6 +75,12 @@ def test_scale_leaves_two_clients_of_each_concept_and_one_round() -> None:
     assert (config.clients, config.rounds) == (6, 1)
 
 
+def test_scale_never_turns_a_prior_of_some_rounds_into_one_of_all() -> None:
+    few, always = (scaled({"scenario": "digits", "prior-rounds": n}, 0.01) for n in (30, 0))
+
+    assert (load_config(few).prior_rounds, load_config(always).prior_rounds) == (1, 0)
+
+
 def test_a_scale_of_one_changes_nothing() -> None:
     assert scaled({"scenario": "digits"}, 1.0) == {"scenario": "digits"}
 
