@@ -155,6 +155,11 @@ class RunConfig:
         "`package.module:function`, called with `input_shape` and `classes`.",
     )
     hidden: int = key(64, "Hidden units of the `mlp`.", low=1, high=65_536)
+    standardise: bool = key(
+        False,
+        "The `mlp` sees each sample less its mean, over its deviation, as the `cnn` always does: "
+        "for images.",
+    )
     width: float = key(
         1.0,
         "Size of the layers of the `cnn`: 1 is the paper's, 0.25 has a quarter of its channels and "

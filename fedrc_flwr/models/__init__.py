@@ -33,7 +33,7 @@ def build_model(
         torch.manual_seed(seed)
         path = config.model_weights if weights else ""
         if config.model == "mlp":
-            return mlp(input_shape, classes, config.hidden)
+            return mlp(input_shape, classes, config.hidden, config.standardise)
         if config.model == "cnn":
             return cnn(input_shape, classes, config.width)
         if config.model in ("mobilenet-v2", "resnet18"):

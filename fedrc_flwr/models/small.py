@@ -46,19 +46,23 @@ class Standardise(nn.Module):
     FLAT = 0.01  # added to the deviation: a flat image stays one
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C, H, W) as before, with mean 0 and deviation 1 each."""
-        mean = images.mean(dim=(1, 2, 3), keepdim=True)
-        centred = images - mean
-        deviation = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+        """(N, ...) as before, with mean 0 and deviation 1 each."""
+        values = tuple(range(1, images.dim()))
+        centred = images - images.mean(dim=values, keepdim=True)
+        deviation = centred.square().mean(dim=values, keepdim=True).sqrt()
         return centred / (deviation + self.FLAT)
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: int) -> SplitModel:
+def mlp(
+    input_shape: tuple[int, ...], classes: int, hidden: int, standardise: bool = False
+) -> SplitModel:
     """Three layers: two hidden ones of ``hidden`` units."""
     size = int(torch.Size(input_shape).numel())
     body = nn.Sequential(
         nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
     )
+    if standardise:
+        body.insert(0, Standardise())
     return SplitModel(body, nn.Linear(hidden, classes))
 
 

@@ -134,6 +134,15 @@ def test_cnn_is_not_told_by_brightness_and_contrast(shape: tuple[int, ...]) -> N
     assert torch.isfinite(flat).all()
 
 
+def test_an_mlp_may_standardise_its_images() -> None:
+    images = torch.rand(3, 28, 28)
+    plain = build("mlp", (28, 28), hidden=5)
+    standardising = build("mlp", (28, 28), hidden=5, standardise=True)
+
+    assert (to_vector(plain) == to_vector(standardising)).all()
+    torch.testing.assert_close(standardising(images), plain(Standardise()(images)))
+
+
 def test_images_are_standardised_one_by_one() -> None:
     images = torch.tensor([[[[0.0, 1.0]]], [[[3.0, 3.0]]]])
 
