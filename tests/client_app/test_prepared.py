@@ -65,8 +65,8 @@ def test_every_key_of_the_scenario_counts() -> None:
     groups = [i for i, f in enumerate(fields) if f.metadata["group"]]
     start = next(i for i in groups if fields[i].metadata["group"] == "Scenario")
     end = next(i for i in groups if i > start)
-    about_the_network = {"model", "hidden", "width", "model_weights", "small_stem", "norm"}
+    network = {"model", "hidden", "standardise", "width", "model_weights", "small_stem", "norm"}
 
-    names = {f.name for f in fields[start:end]} - about_the_network
+    names = {f.name for f in fields[start:end]} - network
 
     assert names | {"seed"} == set(SCENARIO_KEYS)
