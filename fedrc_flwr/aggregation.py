@@ -11,7 +11,6 @@ from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ServerState
 
-LEAST_SHARE = 0.01  # of the samples; the updates of smaller clusters are mostly noise
 PIECE = 1 << 16  # numbers; as float64 they fit a core's own cache
 BODY = -1  # the shared feature extractor's place among the clusters
 
@@ -44,11 +43,6 @@ class UpdateSums:
             cluster: total / (self.samples if self._absent_is_zero else self._masses[cluster])
             for cluster, total in self._sums.items()
         }
-
-
-def over_members(means: dict[int, Floats], shares: dict[int, float]) -> dict[int, Floats]:
-    """Means over the samples that belong to a cluster, from those over all of the round's."""
-    return {k: mean / max(shares.get(k, 1.0), LEAST_SHARE) for k, mean in means.items()}
 
 
 def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:

@@ -349,13 +349,6 @@ class RunConfig:
         group="Server",
     )
     global_learning_rate: float = key(1.0, "Global learning rate, eta_g.", above=0.0)
-    server_average: str = key(
-        "all",
-        "What FedRC and FedEM divide the sum of a cluster's updates by. `all`: all samples of the "
-        "round's clients (the paper). `members`: the cluster's part of them, so that each of K "
-        "models learns as fast as a single one would.",
-        choices=("all", "members"),
-    )
     server_optimizer: str = key(
         "sgd", "What is done with the averaged update.", choices=("sgd", "momentum", "adam")
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates, over_members
+from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.state import Membership, ServerState
 
@@ -58,25 +58,6 @@ def test_means_over_those_that_sent_a_cluster_by_hand():
 
     np.testing.assert_allclose(means[0], [1.0, 3.0], atol=1e-12)
     np.testing.assert_allclose(means[2], [8.0, 8.0], atol=1e-12)
-
-
-def test_means_over_a_clusters_members_by_hand():
-    # Prepare: 1 and 3 samples. The first client is wholly in cluster 0, the second half in each:
-    # 5/8 and 3/8 of all samples. Its updates are those of weighted losses, as clients send them.
-    means = add_all(
-        UpdateSums(absent_is_zero=True),
-        [(1, {0: floats(8)}), (3, {0: floats(4), 2: floats(2), BODY: floats(4)})],
-    )
-
-    # Execute
-    result = over_members(means, {0: 5 / 8, 2: 3 / 8})
-
-    # Assert: (8 + 3 * 4) / 2.5 and 3 * 2 / 1.5; the shared body has no members
-    assert {k: mean.item() for k, mean in result.items()} == {0: 8.0, 2: 4.0, BODY: 3.0}
-
-
-def test_a_cluster_of_hardly_any_members_is_not_blown_up():
-    assert over_members({0: np.array([1e-3])}, {0: 1e-9})[0].item() == pytest.approx(0.1)
 
 
 def test_a_cluster_that_nobody_sent_has_no_mean():

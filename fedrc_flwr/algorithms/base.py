@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrc_flwr import adaptive, em, privacy
 from fedrc_flwr.adaptive import Adaptation
-from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates, over_members
+from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
 from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import Split
@@ -353,10 +353,7 @@ class ClusteredAlgorithm:
         self, state: ServerState, result: RoundResult, round_number: int
     ) -> tuple[ServerState, RoundReport]:
         """The next state: models moved, counts remembered, clusters removed or merged."""
-        means = result.sums.means()
-        if self.config.server_average == "members" and self.absent_is_zero:
-            means = over_members(means, _shares(state, result))
-        after = apply_updates(state, means, self.config)
+        after = apply_updates(state, result.sums.means(), self.config)
         after = replace(after, round=round_number, clients={**state.clients, **result.records})
         names = sorted(result.records)
         moved, expected = adaptive.movement(state, after, names)
@@ -365,12 +362,6 @@ class ClusteredAlgorithm:
         after = adaptive.count_quiet_rounds(after, moved - expected, learnt, annealed, self.config)
         after, adaptation = adaptive.adapt(after, self.config)
         return after, RoundReport(moved, adaptation)
-
-
-def _shares(state: ServerState, result: RoundResult) -> dict[int, float]:
-    """Each cluster's share of the samples of the round's clients."""
-    of_round = replace(state, clients=result.records)
-    return dict(zip(state.clusters, of_round.shares().tolist(), strict=True))
 
 
 def local_settings(config: RunConfig) -> LocalSettings:

@@ -144,9 +144,6 @@ class PlainFederation:
                 updates[k].append((len(labels), trained))
         for model, trained_by in zip(self.models, updates, strict=True):
             total = sum(samples for samples, _ in trained_by)
-            if config.server_average == "members":
-                k = self.models.index(model)
-                total = sum(len(c.fit) * self.weights[c.name][k] for c in self.clients)
             with torch.no_grad():
                 for position, parameter in enumerate(model.parameters()):
                     step = torch.zeros_like(parameter)
@@ -191,8 +188,6 @@ VARIANTS = {
         "annealing-by": "client",
     },
     "prior-for-a-round": {"prior-rounds": 1},
-    "members": {"server-average": "members"},
-    "fedem-members": {"algorithm": "fedem", "server-average": "members"},
     "hard-train": {"clustering": "hard-train"},
     "hard-test": {"clustering": "hard-test"},
     "penalties": {"weight-decay": 0.05, "prox-mu": 0.2, "global-learning-rate": 0.7},
