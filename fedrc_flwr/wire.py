@@ -169,6 +169,8 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
     counts = _statistic(statistics, "label-counts", shape)
     table = _statistic(statistics, "cross-losses", (len(clusters),) * 2) if merge else None
     metrics = decode_metrics(content)
+    if missing := {"loss", "accuracy"} - set(metrics):
+        raise WireError(f"lacks the metric {min(missing)!r}")
     return Reply(samples, deltas, counts, table, noise, releases, metrics)
 
 

@@ -494,6 +494,8 @@ def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: i
         (with_array("deltas", "body", Array(GOOD_DELTA)), ("'body'", "no cluster")),
         (without("statistics", "label-counts"), ("label-counts",)),
         (without("statistics", "cross-losses"), ("cross-losses",)),
+        (without("metrics", "loss"), ("lacks the metric 'loss'",)),
+        (without("metrics", "accuracy"), ("lacks the metric 'accuracy'",)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
