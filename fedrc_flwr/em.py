@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+LEAST_POOLED = 1e-30
 
 
 def e_step(
@@ -55,7 +56,9 @@ def pooled_e_step(
     result are those of ``e_step``.
     """
     pooled = _softmax(exponent * _evidence(losses, label_prior, labels).mean(axis=0, keepdims=True))
-    return np.repeat(pooled, len(losses), axis=0)
+    # No weight may vanish: the plain E-step that follows could never revive it.
+    pooled = np.maximum(pooled, LEAST_POOLED)
+    return np.repeat(pooled / pooled.sum(), len(losses), axis=0)
 
 
 def _evidence(losses: Floats, label_prior: Floats | None, labels: Labels) -> Floats:

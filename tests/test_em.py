@@ -363,6 +363,18 @@ def test_annealing_by_client_grows_beyond_one_and_ends_with_the_plain_e_step():
     np.testing.assert_allclose(exponents, [1 / 2, 1, 2, 4, 1, 1], atol=1e-12)
 
 
+def test_a_cluster_that_pooling_ruled_out_can_come_back():
+    # 100 * 12 nats are beyond the smallest double; 80 nats of later evidence outweigh 1e-30
+    losses = np.array([[0.0, 12.0]])
+    label = np.array([0])
+    pooled = em.pooled_e_step(losses, None, label, exponent=100.0)
+
+    revived = em.e_step(np.array([[80.0, 0.0]]), pooled[0], None, label)
+
+    np.testing.assert_allclose(pooled, [[1.0, 1e-30]])
+    assert revived[0, 1] > 0.99
+
+
 def test_a_pooled_e_step_weighs_all_samples_as_one():
     # By hand: cluster 0 says 1/2 and 1/8 of the two labels, cluster 1 says 1/4 of both; the priors
     # of the labels are 1/2 and 1/2 in cluster 0, 1/4 and 3/4 in cluster 1. The likelihoods are
