@@ -443,15 +443,6 @@ class RunConfig:
             )
         return names
 
-    def changed(self) -> dict[str, Scalar]:
-        """The keys, with dashes, whose values differ from the defaults."""
-        defaults = RunConfig()
-        return {
-            dashed(f.name): getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != getattr(defaults, f.name)
-        }
-
     def to_dict(self) -> dict[str, Scalar]:
         """Every key, with dashes, and its value; infinity, which JSON lacks, is text."""
         values = {dashed(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}

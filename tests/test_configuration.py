@@ -272,12 +272,6 @@ def test_configuration_written_as_standard_json_loads_as_the_same(alpha: float) 
     assert load_config(json.loads(written)) == config
 
 
-def test_changed_lists_what_differs_from_the_defaults(empty_scenario: str) -> None:
-    config = load_config({"scenario": empty_scenario, "rounds": 7, "seed": 0})
-
-    assert config.changed() == {"scenario": empty_scenario, "rounds": 7}
-
-
 # --- layers -------------------------------------------------------------------------------------
 
 
