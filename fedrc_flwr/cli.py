@@ -153,9 +153,6 @@ def _settings(
     if scenario is not None:
         given["scenario"] = scenario
     given |= dict(parse_setting(text) for text in settings)
-    path = Path(str(given.get("scenario", "")))
-    if path.suffix in (".yaml", ".yml"):
-        given["scenario"] = str(path.resolve())  # the app runs elsewhere
     return given
 
 

@@ -43,7 +43,8 @@ def compare(
         str, typer.Option(help="Learning rates to try with every method, separated by commas.")
     ] = "",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key for all runs: key=value. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="key=value for all rows without one of their own. Repeatable."),
     ] = None,
     scale: Annotated[
         float | None, typer.Option(help="Share of clients, data and rounds: 0.1 is a tenth.")
@@ -61,14 +62,20 @@ def compare(
 
     try:
         planned = _planned(comparison, scenario, algorithms)
+        given = dict(parse_setting(text) for text in settings or [])
         planned = with_changes(
             planned,
             tuple(int(seed) for seed in _numbers("--seeds", seeds, int)),
             _numbers("--learning-rates", learning_rates, float),
-            dict(parse_setting(text) for text in settings or []),
+            given,
             scale,
         )
         check(planned)
+        for key in given:
+            if rows := [name for name, own in planned.rows.items() if key in own]:
+                typer.echo(
+                    f"note: {key} stays as the comparison has it in: {'; '.join(rows)}", err=True
+                )
         directory = output or Path("outputs") / f"compare-{comparison or Path(scenario or '').stem}"
         open_directory(directory, planned)
         code = _run(planned, directory, cpus)
@@ -86,9 +93,8 @@ def _planned(comparison: str | None, scenario: str | None, algorithms: str) -> C
         )
     if comparison is not None:
         return read_comparison(comparison)
-    path = Path(str(scenario))
-    name = str(path.resolve()) if path.suffix in (".yaml", ".yml") else str(scenario)
-    return of_scenario(name, [part.strip() for part in algorithms.split(",") if part.strip()])
+    names = [part.strip() for part in algorithms.split(",") if part.strip()]
+    return of_scenario(str(scenario), names)
 
 
 def _numbers(option: str, text: str, kind: type) -> tuple[float, ...]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 from fedrc_flwr.compare.plan import Comparison
-from fedrc_flwr.compare.results import Line, best_cell
-from fedrc_flwr.compare.runner import RUNS, finished
+from fedrc_flwr.compare.results import SCOPES, Line, judgement
+from fedrc_flwr.compare.runner import RUNS
 from fedrc_flwr.report.contents import gather
 from fedrc_flwr.report.drawings import draw_figures
 from fedrc_flwr.report.log import METRICS, read_events
-
-SCOPES = (("local_accuracy", "local accuracy"), ("global_accuracy", "global accuracy"))
 
 
 def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
@@ -30,12 +30,12 @@ def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> l
             continue
         figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
         colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
-        for axes, (key, label) in zip(panels, SCOPES, strict=True):
+        for axes, scope in zip(panels, SCOPES, strict=True):
             for index, line in enumerate(members):
-                rounds, values = curve(directory, comparison, line, key)
+                rounds, values = curve(directory, comparison, line, scope)
                 style = "-" if index % 2 == 0 else "--"
                 axes.plot(rounds, values, style, color=colours[index % 20], label=line.row)
-            axes.set(xlabel="round", title=label, ylim=(0, 1))
+            axes.set(xlabel="round", title=f"{scope} accuracy", ylim=(0, 1))
             axes.grid(alpha=0.3)
         panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         figure.suptitle(column.replace("$", r"\$"))
@@ -48,30 +48,32 @@ def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> l
 
 
 def draw_clusters(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
-    """What is in which cluster, for the first seed of each line: ``clusters/<column>-<row>``."""
+    """What is in which cluster in the first run that each line counts, in ``clusters``."""
     paths: list[Path] = []
     for line in table:
-        cell = best_cell(comparison, line)
-        run = directory / RUNS / cell.folder
-        target = directory / "clusters" / "-".join(cell.folder.parts[:2])
-        if finished(directory, cell) and not target.exists():
-            draw_figures(gather(run), target)
-        if target.exists():
-            paths.append(target)
+        cell = next(cell for cell in comparison.cells() if line.counts(cell))
+        target = directory / "clusters" / "-".join(cell.folder.parts)
+        if not target.exists():
+            unfinished = target.with_name(target.name + ".part")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            draw_figures(gather(directory / RUNS / cell.folder), unfinished)
+            unfinished.rename(target)
+        paths.append(target)
     return paths
 
 
 def curve(
-    directory: Path, comparison: Comparison, line: Line, key: str
+    directory: Path, comparison: Comparison, line: Line, scope: str
 ) -> tuple[list[int], list[float]]:
     """Rounds in which all of a line's runs were evaluated, and the mean over them."""
     runs: list[dict[int, float]] = []
     for cell in comparison.cells():
-        mine = (cell.row, cell.column, cell.rate) == (line.row, line.column, line.rate)
-        if mine and finished(directory, cell):
+        if line.counts(cell):
             events = read_events(directory / RUNS / cell.folder / METRICS)
-            rounds = [e for e in events if e.get("event") == "round" and e.get(key) is not None]
-            runs.append({e["round"]: e[key] for e in rounds})
+            judged = {e["round"]: judgement(e, scope) for e in events if e.get("event") == "round"}
+            runs.append(
+                {number: value for number, value in judged.items() if not math.isnan(value)}
+            )
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     return shared, [float(np.mean([run[number] for run in runs])) for number in shared]
 

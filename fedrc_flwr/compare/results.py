@@ -25,7 +25,7 @@ class Figures:
     world: float  # global accuracy
     rand: float  # adjusted Rand index of the clusters with the true concepts, at the end
     clusters: int
-    settled: int  # the round after which no cluster was removed or merged any more; 0: none ever
+    settled: float  # the round in which the last cluster was removed or merged; NaN: none was
     seconds: float  # a round
     megabytes_up: float  # a round
     megabytes_down: float
@@ -33,40 +33,50 @@ class Figures:
 
 @dataclass(frozen=True)
 class Line:
-    """One method on one federation: its runs over the seeds, with its best learning rate."""
+    """One method on one federation: its runs by their seeds, with its best learning rate."""
 
     row: str
     column: str
     rate: float | None
-    runs: list[Figures]
+    runs: dict[int, Figures]
+
+    def counts(self, cell: Cell) -> bool:
+        """Whether a run is one of the line's."""
+        mine = (cell.row, cell.column, cell.rate) == (self.row, self.column, self.rate)
+        return mine and cell.seed in self.runs
 
     def mean(self, value: Callable[[Figures], float]) -> float:
-        """Mean over the seeds; NaN where the runs have no such figure."""
-        return float(np.mean([value(run) for run in self.runs]))
+        """Mean over the seeds that have the figure; NaN where none has."""
+        values = self._values(value)
+        return float(np.mean(values)) if values else math.nan
 
     def deviation(self, value: Callable[[Figures], float]) -> float:
         """Sample standard deviation over the seeds; NaN for one seed."""
-        values = [value(run) for run in self.runs]
+        values = self._values(value)
         return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+    def _values(self, value: Callable[[Figures], float]) -> list[float]:
+        return [number for run in self.runs.values() if not math.isnan(number := value(run))]
 
 
 def figures(folder: Path) -> Figures | None:
     """The figures of a run that completed, or None."""
     summary = read_json(folder / SUMMARY)
     rounds = [e for e in read_events(folder / METRICS) if e.get("event") == "round"]
-    judged = [e for e in rounds if e.get("local_accuracy") is not None or "global_accuracy" in e]
+    judged = [e for e in rounds if not all(math.isnan(judgement(e, scope)) for scope in SCOPES)]
     if summary.get("status") != "completed" or not judged:
         return None
     best = max(judged, key=lambda event: _number(event.get("train_accuracy"), -math.inf))
     return Figures(
         round=int(best["round"]),
         train=_number(best.get("train_accuracy")),
-        local=_number(best.get("local_accuracy")),
-        world=_number(best.get("global_accuracy")),
+        local=judgement(best, "local"),
+        world=judgement(best, "global"),
         rand=_number(summary.get("adjusted_rand_index")),
         clusters=int(summary["clusters"]),
         settled=max(
-            (int(e["round"]) for e in rounds if e.get("removed") or e.get("merged")), default=0
+            (float(e["round"]) for e in rounds if e.get("removed") or e.get("merged")),
+            default=math.nan,
         ),
         seconds=_mean(rounds, "seconds"),
         megabytes_up=_mean(rounds, "bytes_up") / 1e6,
@@ -74,34 +84,44 @@ def figures(folder: Path) -> Figures | None:
     )
 
 
+SCOPES = ("local", "global")
+
+
+def judgement(event: Event, scope: str) -> float:
+    """A round's accuracy, of the fine-tuned models where there are such; NaN: not evaluated."""
+    plain = _number(event.get(f"{scope}_accuracy"))
+    return _number(event.get(f"fine_tuned_{scope}_accuracy"), plain)
+
+
 def lines(directory: Path, comparison: Comparison) -> list[Line]:
     """All rows of the table as far as their runs are done.
 
     Of several learning rates the one with the best mean training accuracy counts: no test sample
-    has a say in it. Only rates that have run with all of the seeds done so far compete.
+    has a say in it. Only rates that have run with the most seeds compete, over those they share.
     """
-    cells: dict[tuple[str, str], dict[float | None, list[Figures]]] = {}
+    cells: dict[tuple[str, str], dict[float | None, dict[int, Figures]]] = {}
     for cell in comparison.cells():
         found = figures(directory / RUNS / cell.folder)
         if found is not None:
-            cells.setdefault((cell.column, cell.row), {}).setdefault(cell.rate, []).append(found)
+            rates = cells.setdefault((cell.column, cell.row), {})
+            rates.setdefault(cell.rate, {})[cell.seed] = found
     result = []
     for (column, row), rates in cells.items():
-        most = max(len(runs) for runs in rates.values())
-        full = {rate: runs for rate, runs in rates.items() if len(runs) == most}
-        best = max(full, key=lambda rate: float(np.mean([run.train for run in full[rate]])))
-        result.append(Line(row, column, best, full[best]))
+        best = _best_rate(rates)
+        result.append(Line(row, column, best, rates[best]))
     order = list(comparison.columns), list(comparison.rows)
     return sorted(result, key=lambda x: (order[0].index(x.column), order[1].index(x.row)))
 
 
-def best_cell(comparison: Comparison, line: Line) -> Cell:
-    """The first seed's run that a line counts."""
-    return next(
-        cell
-        for cell in comparison.cells()
-        if (cell.row, cell.column, cell.rate) == (line.row, line.column, line.rate)
-    )
+def _best_rate(rates: dict[float | None, dict[int, Figures]]) -> float | None:
+    most = max(len(runs) for runs in rates.values())
+    full = {rate: runs for rate, runs in rates.items() if len(runs) == most}
+    shared = set.intersection(*(set(runs) for runs in full.values()))
+
+    def trained(rate: float | None) -> float:
+        return float(np.mean([full[rate][seed].train for seed in shared or full[rate]]))
+
+    return max(full, key=trained)
 
 
 def write_results(directory: Path, comparison: Comparison) -> list[Path]:
@@ -152,7 +172,7 @@ COLUMNS: list[tuple[str, Callable[[Figures], float]]] = [
     ("gap", lambda run: run.local - run.world),
     ("ARI", lambda run: run.rand),
     ("clusters", lambda run: float(run.clusters)),
-    ("settled", lambda run: float(run.settled)),
+    ("settled", lambda run: run.settled),
     ("round", lambda run: float(run.round)),
     ("s a round", lambda run: run.seconds),
     ("MB up", lambda run: run.megabytes_up),
@@ -167,8 +187,8 @@ def table_text(comparison: Comparison, table: list[Line]) -> str:
     text += [
         f"Seeds {', '.join(map(str, comparison.seeds))}; scale {comparison.scale:g}. Accuracies at "
         "the evaluated round of best training accuracy, mean and deviation over the seeds that are "
-        "done; ARI and clusters at the end; settled: the round in which the last cluster went; "
-        "seconds and megabytes a round.",
+        "done; ARI and clusters at the end; settled: the round in which the last cluster went, "
+        "over the seeds where one did; seconds and megabytes a round.",
         "",
     ]
     for column in comparison.columns:

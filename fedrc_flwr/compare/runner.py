@@ -12,7 +12,7 @@ from fedrc_flwr.compare.plan import Cell, Comparison
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.own import located
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.report.log import SUMMARY, Event, read_json, write_json
+from fedrc_flwr.report.log import SUMMARY, Event, plain, read_json, write_json
 from fedrc_flwr.simulation import Outcome, simulate
 
 PLAN = "comparison.json"
@@ -29,7 +29,7 @@ def open_directory(directory: Path, comparison: Comparison) -> None:
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file: give a directory")
     if plan.exists():
-        if read_json(plan) != comparison.to_json():
+        if read_json(plan) != plain(comparison.to_json()):
             raise ConfigError(
                 f"{directory} holds another comparison: give the same rows, columns, seeds and "
                 "settings as then to go on with it, or another --output"

@@ -41,6 +41,8 @@ def own_path(config: RunConfig) -> Path | None:
 def located(config: RunConfig) -> dict[str, str]:
     """The keys that name files, with whole paths: an app does not run where it was started."""
     keys = {}
+    if Path(config.scenario).suffix in (".yaml", ".yml"):
+        keys["scenario"] = str(Path(config.scenario).expanduser().resolve())
     if config.data_dir or config.dataset != RunConfig.dataset:
         keys["data-dir"] = str(Path(config.data_dir).expanduser().resolve())
     if config.dataset not in DATASETS and not is_reference(config.dataset):

@@ -18,6 +18,7 @@ from fedrc_flwr.cli import app
 from fedrc_flwr.compare import pictures, results, runner
 from fedrc_flwr.compare.plan import Comparison
 from fedrc_flwr.configuration import load_config
+from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import METRICS, SUMMARY, MetricsLog, read_events, read_json, write_json
 from fedrc_flwr.simulation import Outcome
 from server_app.app import Run
@@ -160,6 +161,32 @@ def test_clusters_have_settled_when_the_last_one_went(tmp_path: Path) -> None:
     assert found.settled == 3
 
 
+def test_settled_is_the_mean_over_the_seeds_where_a_cluster_went(tmp_path: Path) -> None:
+    # Seed 0 loses its last cluster in round 2, seed 1 in round 1, seed 2 none: (2 + 1) / 2
+    comparison = Comparison("t", {"M": {}}, {"x": {"scenario": "digits"}}, seeds=(0, 1, 2))
+    for seed, removed in enumerate(([[], [1]], [[1], []], [[], []])):
+        rounds = [judged(0.5, 0.5, 0.5) | {"removed": gone} for gone in removed]
+        write_run(tmp_path / "runs/x/m" / f"seed{seed}", rounds)
+
+    [line] = results.lines(tmp_path, comparison)
+
+    assert line.mean(lambda run: run.settled) == 1.5
+    results.write_tables(tmp_path, comparison, [line])
+    with open(tmp_path / "runs.csv", newline="") as file:
+        assert [row["settled"] for row in csv.DictReader(file)] == ["2.0", "1.0", ""]
+
+
+def test_a_row_that_fine_tunes_is_judged_by_its_fine_tuned_models(tmp_path: Path) -> None:
+    tuned = {"fine_tuned_local_accuracy": 0.9, "fine_tuned_global_accuracy": 0.8}
+    comparison = Comparison("t", {"M": {}}, {"x": {"scenario": "digits"}})
+    write_run(tmp_path / "runs/x/m/seed0", [judged(0.5, 0.6, 0.7) | tuned])
+
+    [line] = results.lines(tmp_path, comparison)
+
+    assert (line.runs[0].local, line.runs[0].world) == (0.9, 0.8)
+    assert pictures.curve(tmp_path, comparison, line, "local") == ([1], [0.9])
+
+
 def test_the_pictures_are_there(tmp_path: Path, drawing_engine: Engine) -> None:
     outcome = compare(tmp_path / "a", "--seeds", "0", "--algorithms", "fedrc")
 
@@ -167,7 +194,66 @@ def test_the_pictures_are_there(tmp_path: Path, drawing_engine: Engine) -> None:
 
     for name in ("curves-digits.png", "curves-digits.svg", "table.md"):
         assert (tmp_path / "a" / name).stat().st_size > 200
-    assert any((tmp_path / "a/clusters/digits-fedrc").glob("*concept*.png"))
+    assert any((tmp_path / "a/clusters/digits-fedrc-seed0").glob("*concept*.png"))
+
+
+def test_pictures_of_the_clusters_are_of_the_rate_that_the_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seed 0 alone trains better with 0.2, both seeds together with 0.1
+    comparison = Comparison(
+        "t", {"M": {}}, {"x": {"scenario": "digits"}}, seeds=(0, 1), rates=(0.1, 0.2)
+    )
+    drawn: list[str] = []
+    monkeypatch.setattr(pictures, "gather", lambda run: run)
+    monkeypatch.setattr(
+        pictures, "draw_figures", lambda run, to: (drawn.append(run.name), to.mkdir(parents=True))
+    )
+
+    for seed, trained in enumerate([(0.6, 0.7), (0.9, 0.5)]):
+        for rate, train in zip((0.1, 0.2), trained, strict=True):
+            write_run(tmp_path / f"runs/x/m/seed{seed}-rate{rate}", [judged(train, 0.5, 0.5)])
+        pictures.draw_clusters(tmp_path, comparison, results.lines(tmp_path, comparison))
+
+    assert drawn == ["seed0-rate0.2", "seed0-rate0.1"]
+
+
+def test_a_key_that_rows_set_themselves_is_told(tmp_path: Path, engine: Engine) -> None:
+    outcome = compare(tmp_path / "a", "--set", "algorithm=ifca", "--seeds", "0")
+
+    assert outcome.exit_code == 0
+    assert "note: algorithm stays as the comparison has it in: fedavg; fedrc" in outcome.output
+
+
+def test_a_comparison_with_infinity_goes_on(tmp_path: Path) -> None:
+    comparison = Comparison("t", {"M": {"alpha": math.inf}}, {"x": {"scenario": "digits"}})
+
+    runner.open_directory(tmp_path, comparison)
+    runner.open_directory(tmp_path, comparison)
+
+    with pytest.raises(ConfigError, match="another comparison"):
+        runner.open_directory(tmp_path, Comparison("t", {"M": {"alpha": 1.0}}, comparison.columns))
+
+
+def test_a_scenario_file_is_found_from_wherever_a_run_works(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("dataset: digits\nclients: 3\nrounds: 1\n")
+    Path("plan.yaml").write_text(
+        "columns: {mine: {scenario: mine.yaml}}\nrows: {FedAvg: {algorithm: fedavg, hidden: 4}}\n"
+    )
+    scenarios: list[str] = []
+
+    def simulate(settings: dict[str, Any], *rest: Any, **more: Any) -> Outcome:
+        scenarios.append(settings["scenario"])
+        return engine.simulate(settings, *rest, **more)
+
+    monkeypatch.setattr(runner, "simulate", simulate)
+    outcome = CliRunner().invoke(app, ["compare", "plan.yaml", "--output", "out"])
+
+    assert outcome.exit_code == 0, outcome.output
+    assert scenarios == [str(tmp_path / "mine.yaml")]
 
 
 def test_another_comparison_in_the_same_directory_is_refused(
@@ -311,3 +397,19 @@ def test_a_rate_that_lacks_a_seed_does_not_compete(tmp_path: Path) -> None:
 
     assert line.rate == 0.1
     assert np.isnan(line.mean(lambda run: run.rand))
+
+
+def test_rates_compete_over_the_seeds_that_they_share(tmp_path: Path) -> None:
+    # On seed 0, which both have, 0.2 trains better; its failed seed 1 is 0.1's lucky one
+    comparison = Comparison(
+        "t", {"M": {}}, {"x": {"scenario": "digits"}}, seeds=(0, 1, 2), rates=(0.1, 0.2)
+    )
+    for folder, train in (
+        ("seed0-rate0.1", 0.5), ("seed1-rate0.1", 0.9),
+        ("seed0-rate0.2", 0.6), ("seed2-rate0.2", 0.6),
+    ):  # fmt: skip
+        write_run(tmp_path / "runs/x/m" / folder, [judged(train, 0.5, 0.5)])
+
+    [line] = results.lines(tmp_path, comparison)
+
+    assert (line.rate, set(line.runs)) == (0.2, {0, 2})
