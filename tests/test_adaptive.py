@@ -3,11 +3,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from federation import Federation
 
 from fedrc_flwr import adaptive
 from fedrc_flwr.adaptive import Adaptation
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+torch.set_num_threads(1)
 
 
 def configure(**keys):
@@ -325,3 +329,20 @@ def test_an_empty_cluster_divides_nothing_by_zero():
     assert np.isfinite(table).all()
     assert math.isclose(table[0, 1] - table[0, 0], 4.0)
     assert adaptive.same_pair(state, tolerance=0.5) is None
+
+
+def test_ten_rounds_of_digits_edge_leave_a_cluster_for_each_concept():
+    # Seed 2 is among the slowest to settle
+    federation = Federation(load_config({"scenario": "digits-edge", "seed": 2}))
+    for _ in range(federation.config.rounds):
+        federation.round()
+
+    clusters: dict[int, set[int]] = {}
+    for client in federation.clients:
+        if client.role == "train":
+            state = federation.client_states[client.name].moved_to(federation.state.membership)
+            likeliest = int(state.mixture_weights.argmax())
+            clusters.setdefault(client.truth.concept, set()).add(likeliest)
+
+    assert len(federation.state.clusters) == 3
+    assert sorted(map(sorted, clusters.values())) == [[0], [1], [2]]
