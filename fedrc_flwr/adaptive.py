@@ -14,46 +14,78 @@ import numpy as np
 from fedrc_flwr import em
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.em import Floats
-from fedrc_flwr.state import Membership, ServerState
+from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+#: Standard errors between an estimate and a limit from which on noise does not decide.
+SURE = 2.0
+#: The smallest movement that noise must let through. Where it hides more, nobody can tell whether
+#: the clients have settled.
+BLIND = 0.25
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What became of the clusters in one round."""
+    """What became of the clusters in one round, and what noise kept from being decided."""
 
     removed: tuple[int, ...] = ()
     merged: tuple[tuple[int, int], ...] = ()  # (cluster that went, cluster that took it over)
+    undecided: str = ""
 
 
-def noise_movement(noise: float, mass: float, clusters: int, classes: int) -> float:
-    """The movement that noise alone makes the server see between two reports of a client.
+@dataclass(frozen=True)
+class Movement:
+    """How much the clients' mixture weights moved in a round.
 
-    A cluster's row of counts carries noise of ``noise * sqrt(classes)``; the difference of two
-    reports sqrt(2) times that; the mean absolute value of a Gaussian is sqrt(2 / pi) of it.
-    ``mass`` is the sum of the counts as they were sent: clipping makes them smaller than the
-    client's number of samples.
+    Without noise it is the mean total variation. With noise it is a root mean square, and
+    ``resolution`` is the smallest one that can be told from the noise.
     """
-    per_row = noise * math.sqrt(classes) / max(mass, 1.0)
-    return 0.5 * clusters * per_row * math.sqrt(2.0) * math.sqrt(2.0 / math.pi)
+
+    moved: float
+    resolution: float = 0.0
+
+    @property
+    def blind(self) -> bool:
+        """Whether noise hides even large movements."""
+        return self.resolution > BLIND
+
+    def rests(self, tolerance: float) -> bool:
+        """Whether the weights moved less than the tolerance, or less than can be seen."""
+        return not self.blind and self.moved < max(tolerance, self.resolution)
 
 
-def movement(before: ServerState, after: ServerState, names: list[str]) -> tuple[float, float]:
-    """How much the weights of these clients moved in a round, and how much of it noise explains."""
+def movement(before: ServerState, after: ServerState, names: list[str]) -> Movement:
+    """How much the weights of these clients moved in a round."""
+    records = [after.clients[name] for name in names]
+    previous = [before.clients.get(name) for name in names]
+    samples = np.array([record.samples for record in records], dtype=np.float64)
+    if any(r.noise > 0 for r in (*records, *(p for p in previous if p is not None))):
+        return _noisy_movement(records, previous, samples)
     uniform = np.full(len(after.clusters), 1.0 / len(after.clusters))
-    old, new, samples, expected = [], [], [], []
-    for name in names:
-        record = after.clients[name]
-        previous = before.clients[name].mixture_weights() if name in before.clients else None
-        old.append(uniform if previous is None else previous)
-        new.append(record.mixture_weights())
-        samples.append(record.samples)
-        counts = record.label_counts
-        if counts is not None:
-            mass, classes = float(counts.sum()), counts.shape[1]
-            expected.append(noise_movement(record.noise, mass, len(uniform), classes))
-    weights = np.array(samples, dtype=np.float64)
-    moved = em.mean_movement(np.array(old), np.array(new), weights)
-    return moved, float(np.average(expected, weights=weights))
+    new = np.array([record.mixture_weights() for record in records])
+    known = [None if record is None else record.mixture_weights() for record in previous]
+    old = np.array([uniform if weights is None else weights for weights in known])
+    return Movement(em.mean_movement(old, new, samples))
+
+
+def _noisy_movement(
+    records: list[ClientRecord], previous: list[ClientRecord | None], samples: Floats
+) -> Movement:
+    new = np.array([_masses(record) for record in records])
+    # Clipping makes the counts smaller than the number of samples, by about the same for all.
+    sizes = samples * max(new.sum(), 1.0) / samples.sum()
+    old, variance = np.empty_like(new), np.empty(len(new))
+    for i, (record, earlier) in enumerate(zip(records, previous, strict=True)):
+        classes = 0 if record.label_counts is None else record.label_counts.shape[1]
+        known = earlier is not None and earlier.label_counts is not None
+        old[i] = _masses(earlier) if earlier and known else sizes[i] / new.shape[1]
+        variance[i] = classes * (record.noise**2 + (earlier.noise**2 if earlier and known else 0))
+    squared, error = em.squared_movement(old, new, sizes, variance)
+    return Movement(math.sqrt(max(squared, 0.0)), math.sqrt(SURE * error))
+
+
+def _masses(record: ClientRecord) -> Floats:
+    """Samples of each cluster at one client, (K,), as it reported them."""
+    return np.zeros(0) if record.label_counts is None else record.label_counts.sum(axis=1)
 
 
 def learning(before: ServerState, after: ServerState, names: list[str]) -> float:
@@ -75,37 +107,51 @@ def learning(before: ServerState, after: ServerState, names: list[str]) -> float
 
 
 def count_quiet_rounds(
-    state: ServerState, moved: float, learnt: float, annealed: bool, config: RunConfig
+    state: ServerState, moved: Movement, learnt: float, annealed: bool, config: RunConfig
 ) -> ServerState:
     """Note whether this round was quiet.
 
     Weights that rest are not enough. Models that start alike learn together at first, and nobody's
     weights move; they have yet to part.
     """
-    still = moved < config.settle_tolerance and learnt < config.settle_loss
+    still = moved.rests(config.settle_tolerance) and learnt < config.settle_loss
     quiet = still and not annealed
     return replace(state, quiet_rounds=state.quiet_rounds + 1 if quiet else 0)
 
 
-def adapt(state: ServerState, config: RunConfig) -> tuple[ServerState, Adaptation]:
-    """Check and remove (the paper's Algorithm 2), then merge, once the weights have settled."""
+def adapt(state: ServerState, moved: Movement, config: RunConfig) -> tuple[ServerState, Adaptation]:
+    """Check and remove (the paper's Algorithm 2), then merge, once the weights have settled.
+
+    Where noise on the statistics hides what would decide, nothing is done and the result says so.
+    """
+    if not (config.adaptive or config.merge):
+        return state, Adaptation()
+    if moved.blind:
+        return state, Adaptation(undecided="whether the clients have settled")
     if state.quiet_rounds < config.settle_rounds:
         return state, Adaptation()
     removed: tuple[int, ...] = ()
     merged: list[tuple[int, int]] = []
+    undecided: list[str] = []
     if config.adaptive:
         state, removed = remove_small(state, config.remove_below)
+        undecided += _undecided_shares(state, config.remove_below)
     if config.merge:
         while pair := same_pair(state, config.merge_tolerance):
             state = merge_pair(state, *pair)
             merged.append(pair)
-    return state, Adaptation(removed, tuple(merged))
+        undecided += _undecided_pairs(state, config.merge_tolerance)
+    return state, Adaptation(removed, tuple(merged), "; ".join(undecided))
 
 
 def remove_small(state: ServerState, share: float) -> tuple[ServerState, tuple[int, ...]]:
-    """Remove the clusters whose share of all samples is below ``share``; the largest stays."""
+    """Remove the clusters whose share of all samples is surely below ``share``; the largest stays.
+
+    Without noise every share is sure.
+    """
     shares = state.shares()
-    small = (shares < share) & (np.arange(len(shares)) != shares.argmax())
+    small = shares + SURE * state.share_error() < share
+    small[shares.argmax()] = False
     if not small.any():
         return state, ()
     kept = tuple(c for c, gone in zip(state.clusters, small, strict=True) if not gone)
@@ -113,33 +159,101 @@ def remove_small(state: ServerState, share: float) -> tuple[ServerState, tuple[i
     return state.moved_to(Membership(kept, state.membership.merged)), removed
 
 
+def _undecided_shares(state: ServerState, share: float) -> list[str]:
+    shares, error = state.shares(), SURE * state.share_error()
+    unsure = (shares - error < share) & (shares + error >= share) & (error > 0)
+    unsure[shares.argmax()] = False
+    found = [c for c, open_ in zip(state.clusters, unsure, strict=True) if open_]
+    return [f"whether {_named(found)} {'have' if len(found) > 1 else 'has'} less than "
+            f"{share:.0%} of the samples"] if found else []  # fmt: skip
+
+
 def cross_losses(state: ServerState) -> Floats:
     """Mean loss of model b on the samples that belong to cluster a, (K, K)."""
-    records = state.reported().values()
-    sums = sum((r.cross_losses for r in records if r.cross_losses is not None), start=np.zeros(()))
-    masses = sum((r.label_counts.sum(axis=1) for r in records if r.label_counts is not None
-                  and r.cross_losses is not None), start=np.zeros(()))  # fmt: skip
+    sums, masses = _cross_sums(state)
     if sums.ndim == 0:
         return np.full((len(state.clusters),) * 2, np.inf)
     return np.asarray(sums / np.maximum(masses, 1e-9)[:, None], dtype=np.float64)
 
 
+def _cross_sums(state: ServerState) -> tuple[Floats, Floats]:
+    """Sums over the clients that sent a loss table: the tables, (K, K), and the masses, (K,)."""
+    records = [r for r in state.reported().values() if r.cross_losses is not None]
+    tables = sum((r.cross_losses for r in records if r.cross_losses is not None), np.zeros(()))
+    return tables, sum((_masses(r) for r in records), np.zeros(()))
+
+
+def table_unit(clusters: int, classes: int) -> float:
+    """By how much the entries of a noisy loss table are larger than those of the counts.
+
+    A difference of two losses is cut to twice the loss of a guess, ``2 log(classes)``: a model that
+    is surely wrong need not be told from one that is surely very wrong. Divided by this unit the
+    table has a norm of at most the client's number of samples, like the counts.
+    """
+    return loss_bound(classes) * math.sqrt(max(clusters - 1, 1))
+
+
+def loss_bound(classes: int) -> float:
+    """The largest difference of two losses that a noisy loss table shows, in nats."""
+    return 2.0 * math.log(max(classes, 2))
+
+
+def _cross_error(state: ServerState) -> Floats:
+    """Standard error of each row's differences in ``cross_losses``, as a column, (K, 1)."""
+    records = [r for r in state.reported().values() if r.cross_losses is not None]
+    noise = math.sqrt(sum(record.noise**2 for record in records))
+    clusters = len(state.clusters)
+    if noise == 0 or not records:
+        return np.zeros((clusters, 1))
+    counts = records[0].label_counts
+    classes = 2 if counts is None else counts.shape[1]
+    masses = _cross_sums(state)[1]
+    hidden = masses <= SURE * noise * math.sqrt(classes)
+    error = noise * table_unit(clusters, classes) / np.where(hidden, 1.0, masses)
+    return np.where(hidden, np.inf, error)[:, None]
+
+
+def _excess_bounds(state: ServerState) -> tuple[Floats, Floats]:
+    """The least and the most that the worse served of two clusters may lose, both (K, K)."""
+    with np.errstate(invalid="ignore"):
+        excess = em.mutual_excess(cross_losses(state))
+    error = SURE * _cross_error(state)
+    error = np.maximum(error, error.T)
+    return excess - error, excess + error
+
+
 def same_pair(state: ServerState, tolerance: float) -> tuple[int, int] | None:
-    """Two clusters that mean the same: (the one to go, the one to stay).
+    """Two clusters that surely mean the same: (the one to go, the one to stay).
 
     The model that serves the samples of both better stays as it is. Averaging the two parameter
     vectors would need them to be aligned, and two networks from different initial values are not.
     """
     if len(state.clusters) < 2:
         return None
-    table = cross_losses(state)
-    pair = em.find_same(table, tolerance)
+    pair = em.smallest_pair(_excess_bounds(state)[1], tolerance)
     if pair is None:
         return None
     masses = state.shares()[list(pair)]
-    first_serves, second_serves = masses @ table[np.ix_(pair, pair)]
+    first_serves, second_serves = masses @ cross_losses(state)[np.ix_(pair, pair)]
     first, second = (state.clusters[position] for position in pair)
     return (second, first) if first_serves <= second_serves else (first, second)
+
+
+def _undecided_pairs(state: ServerState, tolerance: float) -> list[str]:
+    if len(state.clusters) < 2 or not _cross_error(state).any():
+        return []
+    least, most = _excess_bounds(state)
+    unsure = np.triu((least <= tolerance) & (most > tolerance), k=1)
+    involved = np.flatnonzero(unsure.any(axis=0) | unsure.any(axis=1))
+    if not len(involved):
+        return []
+    return [f"which of {_named([state.clusters[k] for k in involved])} mean the same"]
+
+
+def _named(clusters: list[int]) -> str:
+    names = [str(cluster) for cluster in clusters]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"cluster{'s' * (len(names) > 1)} {listed}"
 
 
 def merge_pair(state: ServerState, gone: int, stays: int) -> ServerState:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrc_flwr.errors import WeightsError
+
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 LEAST_POOLED = 1e-30
+TOLERATED = 1e-6  # difference from 1 of weights that sum to 1
 
 
 def e_step(
@@ -78,6 +81,19 @@ def harden(responsibilities: Floats) -> Floats:
     return hard
 
 
+def check_distribution(weights: Floats, shape: tuple[int, ...], what: str) -> None:
+    """Refuse weights over clusters that are not a distribution along their last axis."""
+    if (
+        weights.shape != shape
+        or not np.isfinite(weights).all()
+        or (weights < 0).any()
+        or not np.allclose(weights.sum(axis=-1), 1.0, rtol=0.0, atol=TOLERATED)
+    ):
+        raise WeightsError(
+            f"{what}: expected finite weights of shape {shape} from 0 up, each row summing to 1"
+        )
+
+
 def update_mixture_weights(responsibilities: Floats) -> Floats:
     """Mean responsibility of each cluster over a client's samples (eq. "update gamma")."""
     return np.asarray(responsibilities.mean(axis=0), dtype=np.float64)
@@ -93,9 +109,9 @@ def count_labels(responsibilities: Floats, labels: Labels, classes: int) -> Floa
 def normalise_label_prior(label_counts: Floats, floor: float) -> Floats:
     """The share of each label in each cluster, C_{y,k}.
 
-    Counts that noise made negative, and labels that a cluster never saw, are lifted to ``floor``
-    samples, so that the E-step's logarithm stays finite and one unseen label cannot outweigh
-    everything that the models say.
+    Counts below ``floor`` samples, which are those of labels that a cluster never saw and those
+    that noise hides, are lifted to it, so that the E-step's logarithm stays finite and one unseen
+    label cannot outweigh everything that the models say.
     """
     lifted = np.maximum(label_counts, floor)
     return np.asarray(lifted / lifted.sum(axis=1, keepdims=True), dtype=np.float64)
@@ -191,17 +207,59 @@ def mean_movement(before: Floats, after: Floats, samples: Floats) -> float:
     return float(np.average(distance, weights=samples))
 
 
-def find_same(cross_losses: Floats, tolerance: float) -> tuple[int, int] | None:
-    """The pair of clusters that serve each other's samples best, where both do so well enough.
+def squared_movement(
+    before: Floats, after: Floats, samples: Floats, variance: Floats
+) -> tuple[float, float]:
+    """The mean square of the clients' movements, estimated through noise, and its standard error.
 
-    ``cross_losses[a, b]`` is the mean loss of model b on the samples that belong to a. A pair
-    qualifies where each side loses at most ``tolerance`` nats a sample by using the other's model.
+    Noise adds a known amount to a squared distance on average. That amount is subtracted from the
+    sum over all clients, so that what is left averages out; cut off at zero client by client, it
+    would not. The estimate may be negative.
+
+    Parameters
+    ----------
+    before, after : (clients, K), the noisy masses of the clusters at each client
+    samples : (clients,), the size of each client in the same units; the weights are its squares
+    variance : (clients,), of the noise on one entry of ``after - before``
     """
-    own = np.diag(cross_losses)
-    excess = cross_losses - own[:, None]
-    worse = np.maximum(excess, excess.T)
-    worse[np.tril_indices(len(own))] = np.inf
-    if not len(own) or np.isnan(worse).any() or worse.min() > tolerance:
+    clusters = before.shape[1]
+    squared = 0.5 * np.square(after - before).sum(axis=1)
+    scale = float(np.square(samples).sum())
+    estimate = float((squared - 0.5 * clusters * variance).sum()) / scale
+    error = 0.5 * np.sqrt(2.0 * clusters) * float(np.linalg.norm(variance)) / scale
+    return estimate, error
+
+
+def bounded_excess(responsibilities: Floats, losses: Floats, bound: float) -> Floats:
+    """How much more model b costs the samples of cluster a than a's own model, (K, K).
+
+    Entry (a, b) is the sum over samples of the responsibility for a times the difference of the
+    losses, cut to ``bound`` on either side. The diagonal is zero.
+    """
+    rows = [
+        responsibilities[:, a] @ np.clip(losses - losses[:, [a]], -bound, bound)
+        for a in range(losses.shape[1])
+    ]
+    return np.array(rows)
+
+
+def mutual_excess(cross_losses: Floats) -> Floats:
+    """What the worse served of two clusters loses by using the other's model, (K, K), symmetric.
+
+    ``cross_losses[a, b]`` is the mean loss of model b on the samples that belong to a.
+    """
+    excess = cross_losses - np.diag(cross_losses)[:, None]
+    return np.asarray(np.maximum(excess, excess.T), dtype=np.float64)
+
+
+def smallest_pair(values: Floats, limit: float) -> tuple[int, int] | None:
+    """The pair of clusters with the smallest value of a symmetric table, if it is within a limit.
+
+    Clusters are not compared with themselves.
+    """
+    upper = values.copy()
+    upper[np.tril_indices(len(values))] = np.inf
+    if not len(values) or np.isnan(upper).any() or upper.min() > limit:
         return None
-    first, second = np.unravel_index(int(worse.argmin()), worse.shape)
+    first, second = np.unravel_index(int(upper.argmin()), upper.shape)
     return int(first), int(second)

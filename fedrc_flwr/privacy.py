@@ -1,4 +1,4 @@
-"""Privacy of the label counts: clipping, Gaussian noise, and the exact epsilon spent.
+"""Privacy of a client's statistics: clipping, Gaussian noise, and the exact epsilon spent.
 
 This protects one client's released statistics (its label counts, and the loss table where merging
 is on) against the server, as a whole: with or without that client's statistics the server sees
@@ -8,32 +8,48 @@ nearly the same. It does not protect the model updates, the number of samples or
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedrc_flwr.em import Floats
 
 
-def clip(values: Floats, norm: float) -> Floats:
-    """Scale an array down so that its L2 norm is at most ``norm``."""
-    length = float(np.linalg.norm(values))
-    return values if length <= norm else values * (norm / length)
+def clip(parts: Sequence[Floats], norm: float) -> list[Floats]:
+    """Scale arrays down, all by one factor, so that their joint L2 norm is at most ``norm``.
+
+    One factor, because the parts are divided by each other later on.
+    """
+    length = math.sqrt(sum(float(np.square(part).sum()) for part in parts))
+    return [part if length <= norm else part * (norm / length) for part in parts]
 
 
-def release(values: Floats, norm: float, noise: float, rng: np.random.Generator) -> Floats:
-    """Clip to ``norm``, then add N(0, noise^2) to every entry; untouched where noise is 0."""
-    if noise <= 0:
-        return values
-    return clip(values, norm) + rng.normal(0.0, noise, values.shape)
+def release(
+    parts: Sequence[Floats], norm: float, noise: float, rng: np.random.Generator
+) -> list[Floats]:
+    """Clip the parts jointly to ``norm``, then add N(0, noise^2) to every entry."""
+    return [part + rng.normal(0.0, noise, part.shape) for part in clip(parts, norm)]
+
+
+def sensitivity(samples: int, share: float, parts: int = 1) -> float:
+    """The joint L2 norm to which a client's statistics are clipped; infinite where they are not.
+
+    Each part of a release has a norm of at most the client's number of samples, whatever its data
+    are. ``share`` is the part of that bound that is kept: 1 never clips, 0 turns clipping off.
+    """
+    return math.sqrt(parts) * share * samples if share > 0 else math.inf
 
 
 def secret_generator() -> np.random.Generator:
-    """A generator seeded by the operating system: noise that the run's seed gives away is none."""
+    """A generator seeded by the operating system, because the server knows the run's seed."""
     return np.random.default_rng()
 
 
 def gaussian_mu(releases: int, norm: float, noise: float) -> float:
-    """The one Gaussian mechanism that ``releases`` of them compose to: mu = sqrt(T) * S / xi."""
+    """The one Gaussian mechanism that ``releases`` of them compose to: mu = sqrt(T) * S / xi.
+
+    One release of n parts with a joint norm of sqrt(n) * S counts as n releases with norm S.
+    """
     if releases == 0:
         return 0.0
     return math.inf if noise <= 0 else math.sqrt(releases) * norm / noise

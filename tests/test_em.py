@@ -458,31 +458,36 @@ def test_mean_movement_is_total_variation_weighed_by_samples():
     assert moved == pytest.approx(7 / 16, abs=1e-12)
 
 
+def find_same(table, tolerance):
+    """Two clusters whose samples lose at most the tolerance by using each other's model."""
+    return em.smallest_pair(em.mutual_excess(table), tolerance)
+
+
 def test_find_same_takes_the_pair_that_loses_least():
     # Excess of b's model on a's samples: (0, 1) 0.3 and 0.1; (0, 2) 0.2 and 0.2; (1, 2) 2 and 0.
     table = np.array([[1.0, 1.3, 1.2], [2.1, 2.0, 4.0], [0.7, 0.5, 0.5]])
 
     # the worse direction decides: 0.3, 0.2 and 2
-    assert em.find_same(table, tolerance=0.25) == (0, 2)
-    assert em.find_same(table, tolerance=0.19) is None
+    assert find_same(table, 0.25) == (0, 2)
+    assert find_same(table, 0.19) is None
 
 
 def test_clusters_that_serve_only_one_way_are_not_the_same():
     # Cluster 1 serves 0's samples as well as 0 does, 0 fails on those of 1.
-    assert em.find_same(np.array([[1.0, 1.0], [9.0, 1.0]]), tolerance=0.5) is None
+    assert find_same(np.array([[1.0, 1.0], [9.0, 1.0]]), 0.5) is None
 
 
 @pytest.mark.parametrize("table", [np.zeros((0, 0)), np.ones((1, 1)), np.full((2, 2), np.nan)])
 def test_find_same_finds_nothing_where_there_is_no_pair(table):
-    assert em.find_same(table, tolerance=10.0) is None
+    assert find_same(table, 10.0) is None
 
 
 @several
 @given(hnp.arrays(float, (4, 4), elements=st.floats(0.0, 5.0)), st.permutations(range(4)))
 def test_find_same_does_not_depend_on_the_order_of_the_clusters(table, order):
-    found = em.find_same(table, 1.0)
+    found = find_same(table, 1.0)
 
-    permuted = em.find_same(table[np.ix_(order, order)], 1.0)
+    permuted = find_same(table[np.ix_(order, order)], 1.0)
 
     def worse(pair):
         a, b = pair
@@ -493,3 +498,49 @@ def test_find_same_does_not_depend_on_the_order_of_the_clusters(table, order):
     else:
         a, b = permuted
         assert worse((order[a], order[b])) == worse(found)
+
+
+def test_the_excess_of_another_model_is_bounded_sample_by_sample():
+    # Prepare: two samples, two clusters; differences of 3 and -1 nats as seen from cluster 0
+    responsibilities = np.array([[0.75, 0.25], [0.5, 0.5]])
+    losses = np.array([[1.0, 4.0], [2.0, 1.0]])
+
+    # Execute
+    table = em.bounded_excess(responsibilities, losses, bound=2.0)
+
+    # Assert: 0.75 * 2 - 0.5 * 1 for cluster 0; -0.25 * 2 + 0.5 * 1 for cluster 1
+    np.testing.assert_allclose(table, [[0.0, 1.0], [0.0, 0.0]], atol=1e-12)
+
+
+def test_squared_movement_by_hand_without_noise():
+    # Prepare: client 0 (4 samples) moves wholly, client 1 (2 samples) by half
+    before, after = np.array([[4.0, 0.0], [2.0, 0.0]]), np.array([[0.0, 4.0], [1.0, 1.0]])
+
+    # Execute
+    squared, error = em.squared_movement(before, after, np.array([4.0, 2.0]), np.zeros(2))
+
+    # Assert: (16 * 1 + 4 * 1/4) / (16 + 4)
+    assert squared == pytest.approx(17 / 20, abs=1e-12)
+    assert error == 0.0
+
+
+@pytest.mark.parametrize("moving", [0.0, 0.3])
+def test_squared_movement_sees_through_noise_as_often_as_its_error_says(moving):
+    # Prepare: 100 clients of 100 samples; a share of them changes from cluster 0 to cluster 1
+    rng, clients, deviation = np.random.default_rng(3), 100, 40.0
+    before = np.tile([100.0, 0.0, 0.0], (clients, 1))
+    after = before.copy()
+    after[: int(moving * clients)] = [0.0, 100.0, 0.0]
+    variance = np.full(clients, deviation**2)
+
+    # Execute: noise on the difference, 2,000 times
+    found = []
+    for _ in range(2000):
+        noisy = after + rng.normal(0.0, deviation, after.shape)
+        found.append(em.squared_movement(before, noisy, np.full(clients, 100.0), variance))
+    estimates, errors = np.array(found).T
+
+    # Assert: no bias, and at rest the deviation that is claimed
+    assert estimates.mean() == pytest.approx(moving, abs=5 * estimates.std() / np.sqrt(2000))
+    if moving == 0.0:
+        assert estimates.std() == pytest.approx(errors[0], rel=0.05)

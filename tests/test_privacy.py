@@ -37,7 +37,7 @@ def test_clipping_scales_a_matrix_to_the_norm_by_hand():
     values = np.array([[3.0, 0.0], [0.0, 4.0]])
 
     # Execute
-    clipped = privacy.clip(values, 1.0)
+    (clipped,) = privacy.clip([values], 1.0)
 
     # Assert
     np.testing.assert_allclose(clipped, [[0.6, 0.0], [0.0, 0.8]], atol=1e-12)
@@ -46,7 +46,7 @@ def test_clipping_scales_a_matrix_to_the_norm_by_hand():
 @settings(deadline=None, max_examples=60)
 @given(hnp.arrays(float, (2, 3), elements=st.floats(-1e3, 1e3)), st.floats(0.1, 100.0))
 def test_clipping_bounds_the_norm_and_leaves_what_is_within_it(values, bound):
-    clipped = privacy.clip(values, bound)
+    (clipped,) = privacy.clip([values], bound)
 
     length = math.sqrt(sum(float(v) ** 2 for v in values.ravel()))
     assert math.sqrt(sum(float(v) ** 2 for v in clipped.ravel())) <= bound * (1 + 1e-12)
@@ -57,15 +57,27 @@ def test_clipping_bounds_the_norm_and_leaves_what_is_within_it(values, bound):
 
 
 def test_clipping_leaves_zeros_alone():
-    np.testing.assert_array_equal(privacy.clip(np.zeros((2, 2)), 1.0), np.zeros((2, 2)))
+    (clipped,) = privacy.clip([np.zeros((2, 2))], 1.0)
+
+    np.testing.assert_array_equal(clipped, np.zeros((2, 2)))
 
 
-def test_no_noise_leaves_values_untouched_even_beyond_the_norm():
-    values = np.array([[300.0, 400.0]])
+def test_parts_are_clipped_by_one_factor_so_that_their_ratio_stays():
+    # Prepare: a joint norm of sqrt(16 + 9) = 5
+    counts, table = np.array([[4.0]]), np.array([[3.0]])
 
-    released = privacy.release(values, 1.0, 0.0, np.random.default_rng(0))
+    # Execute
+    clipped = privacy.clip([counts, table], 2.5)
 
-    np.testing.assert_array_equal(released, values)
+    # Assert
+    assert [part.item() for part in clipped] == pytest.approx([2.0, 1.5], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("share", "parts", "norm"), [(1.0, 1, 90.0), (0.5, 1, 45.0), (0.5, 4, 90.0), (0.0, 1, math.inf)]
+)
+def test_the_norm_that_is_kept_follows_from_the_number_of_samples(share, parts, norm):
+    assert privacy.sensitivity(90, share, parts) == pytest.approx(norm)
 
 
 def test_a_release_is_clipped_first_and_then_noised_entry_by_entry():
@@ -73,7 +85,7 @@ def test_a_release_is_clipped_first_and_then_noised_entry_by_entry():
     values, noise = np.array([[30.0, 40.0]]), 2.5
 
     # Execute
-    released = privacy.release(values, 5.0, noise, np.random.default_rng(7))
+    (released,) = privacy.release([values], 5.0, noise, np.random.default_rng(7))
 
     # Assert
     draws = noise * np.random.default_rng(7).standard_normal((1, 2))
@@ -86,7 +98,7 @@ def test_noise_has_the_asked_deviation_and_no_bias():
     samples, noise = 40_000, 3.0
 
     # Execute
-    released = privacy.release(np.zeros(samples), 1.0, noise, np.random.default_rng(1))
+    (released,) = privacy.release([np.zeros(samples)], 1.0, noise, np.random.default_rng(1))
 
     # Assert: five standard errors of the mean, and of the deviation
     assert abs(released.mean()) < 5 * noise / math.sqrt(samples)
