@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import zlib
 from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
+from logging import WARNING
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import psutil
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.supercore import log
 
 from client_app.prepared import prepared
 from fedrc_flwr.algorithms import build_algorithm
@@ -23,6 +25,7 @@ from fedrc_flwr.algorithms.base import ClientRuntime, ClusteredAlgorithm
 from fedrc_flwr.bank import ModelBank, choose_device
 from fedrc_flwr.checkpoint import (
     KEPT_STATES,
+    count_releases,
     load_client_state,
     pack_client,
     save_client_state,
@@ -32,7 +35,7 @@ from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import TRAIN, ClientData, node_client, scenario_of
 from fedrc_flwr.data.scenario import node_config as data_config
-from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.errors import ConfigError, DivergedError
 from fedrc_flwr.keys import Scalar
 from fedrc_flwr.machine import usable_cores
 from fedrc_flwr.models import build_model
@@ -68,7 +71,8 @@ class Node:
         folder = str(node_config.get("state-dir", self.config.state_dir))
         run = self.config.run_name or f"run-{context.run_id}"
         path = Path(folder) / _folder_name(run) / _folder_name(self.data.name)
-        self.states = StateStore(context, path if folder else None)
+        keep = max(KEPT_STATES, self.config.keep_checkpoints + 1)
+        self.states = StateStore(context, path if folder else None, keep)
 
     def runtime(self, round_number: int) -> ClientRuntime:
         """The client's half of a round; its batches follow from seed, round and name alone."""
@@ -81,46 +85,58 @@ class Node:
             classes=self.data.classes,
             noise=self.noise,
             rng=np.random.default_rng([self.config.seed, round_number, name]),
+            role=self.data.role,
         )
 
 
 class StateStore:
     """A client's last few states, on disk where there is a directory, else in Flower's context."""
 
-    def __init__(self, context: Context, directory: Path | None) -> None:
+    def __init__(self, context: Context, directory: Path | None, keep: int = KEPT_STATES) -> None:
         self._records = context.state
         self._directory = directory
+        self._keep = keep
 
     def load(self, before_round: int) -> ClientState | None:
-        """The newest state from before a round."""
+        """The newest state from before a round; one that is not finite is passed over."""
         if self._directory is not None:
-            return load_client_state(self._directory, before_round)
-        earlier = [number for number in self._rounds() if number < before_round]
-        if not earlier:
-            return None
-        about, arrays = _record_names(max(earlier))
-        return unpack_client(
-            {name: array.numpy() for name, array in self._records.array_records[arrays].items()},
-            json.loads(str(self._records.config_records[about]["json"])),
-        )
+            return load_client_state(self._directory, before_round, _warn)
+        for number in sorted(self._rounds(), reverse=True):
+            if number >= before_round:
+                continue
+            arrays = self._records.array_records[_record_names(number)[1]]
+            try:
+                return unpack_client(
+                    {name: array.numpy() for name, array in arrays.items()}, self._about(number)
+                )
+            except DivergedError as error:
+                _warn(str(error))
+        return None
 
     def releases(self) -> int:
-        """How many noisy statistics have been sent, by the newest state of all."""
-        newest = self.load(before_round=sys.maxsize)
-        return 0 if newest is None else newest.releases
+        """How many noisy statistics have been sent, by the state that knows of the most."""
+        if self._directory is not None:
+            return count_releases(self._directory)
+        return max((int(self._about(number)["releases"]) for number in self._rounds()), default=0)
 
     def save(self, state: ClientState) -> None:
-        """Keep this state and a few from before it."""
+        """Keep this state and a few from before it; those of later rounds are done anew."""
         if self._directory is not None:
-            save_client_state(self._directory, state)
+            save_client_state(self._directory, state, self._keep)
             return
         contents, description = pack_client(state)
         about, arrays = _record_names(state.round)
         self._records[about] = ConfigRecord({"json": json.dumps(description)})
         self._records[arrays] = ArrayRecord({k: Array(v) for k, v in contents.items()})
-        for number in sorted(self._rounds())[:-KEPT_STATES]:
+        later = [number for number in self._rounds() if number > state.round]
+        earlier = sorted(number for number in self._rounds() if number <= state.round)
+        for number in later + earlier[: -self._keep]:
             for name in _record_names(number):
                 del self._records[name]
+
+    def _about(self, round_number: int) -> dict[str, Any]:
+        about = self._records.config_records[_record_names(round_number)[0]]
+        return dict(json.loads(str(about["json"])))
 
     def _rounds(self) -> list[int]:
         prefix = "about-"
@@ -130,6 +146,10 @@ class StateStore:
 
 def _record_names(round_number: int) -> tuple[str, str]:
     return f"about-{round_number}", f"arrays-{round_number}"
+
+
+def _warn(text: str) -> None:
+    log(WARNING, "%s", text)
 
 
 def _folder_name(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +59,8 @@ def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:
 def apply_updates(state: ServerState, means: dict[int, Floats], config: RunConfig) -> ServerState:
     """``theta_k += eta_g * mean update``, by way of momentum or Adam where configured.
 
-    A cluster that nobody trained this round has a mean update of zero.
+    Running statistics become the clients' mean, whatever the optimizer: a step beyond it could
+    make a variance negative. A cluster that nobody trained this round has a mean update of zero.
     """
     optimizer = {slot: dict(vectors) for slot, vectors in state.optimizer.items()}
     steps = state.optimizer_steps + 1
@@ -69,8 +72,10 @@ def apply_updates(state: ServerState, means: dict[int, Floats], config: RunConfi
         if mean is None and config.server_optimizer == "sgd":
             continue
         mean = np.zeros(len(vector)) if mean is None else mean
-        step = _optimizer_step(cluster, mean, optimizer, steps, config)
-        vectors[cluster] = (vector + config.global_learning_rate * step).astype(np.float32)
+        count = state.body_parameters if cluster == BODY else state.parameters
+        step = _optimizer_step(cluster, mean[:count], optimizer, steps, config)
+        change = np.concatenate([config.global_learning_rate * step, mean[count:]])
+        vectors[cluster] = (vector + change).astype(np.float32)
     body = vectors.pop(BODY, None)
     return replace(state, models=vectors, body=body, optimizer=optimizer, optimizer_steps=steps)
 
@@ -96,3 +101,16 @@ def _optimizer_step(
     corrected = first[cluster] / (1 - beta1**steps)
     scale = np.sqrt(second[cluster] / (1 - beta2**steps)) + config.server_epsilon
     return np.asarray(corrected / scale, dtype=np.float64)
+
+
+def update_norm(vectors: Iterable[Vector]) -> float:
+    """The L2 norm of all these float32 vectors together; it never overflows."""
+    total = 0.0
+    for vector in vectors:
+        with np.errstate(over="ignore"):
+            squares = float(np.dot(vector, vector))
+        if not math.isfinite(squares):  # rare, so that float64 need not be paid for by all
+            exact = vector.astype(np.float64)
+            squares = float(np.dot(exact, exact))
+        total += squares
+    return math.sqrt(total)

@@ -1,13 +1,16 @@
 """Server checkpoints and client states on disk: one safetensors file each, written atomically.
 
 The numbers are tensors; everything else is JSON in the file's metadata. Nothing is pickled, so
-reading a file that somebody else wrote runs no code.
+reading a file that somebody else wrote runs no code. The JSON holds a checksum of every tensor, and
+the metadata one of the JSON: whatever is read is verified, and the rest need not be read for it.
+Nothing that is not finite is written or read.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrc_flwr.em import AdamMoments
-from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.errors import CheckpointError, DivergedError
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
-SCHEMA = 1
+SCHEMA = 2
 CHECKPOINTS = "checkpoints"  # their directory within a run's
-#: States that a client keeps: enough for a server that goes back to an older checkpoint.
+#: States that a client keeps at least: enough for a server that goes back to an older checkpoint.
 KEPT_STATES = 4
 VECTOR = "vector/"  # before the name of a network that a client keeps
+CHECKSUM, CHECKSUMS = "checksum", "checksums"  # of the JSON, and in it of the arrays
+NOT_FINITE = "holds numbers that are not finite"
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -42,11 +47,18 @@ class Checkpoint:
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write ``round-NNNNNN.safetensors`` and delete all but the newest ``keep`` files."""
+    """Write ``round-NNNNNN.safetensors`` and delete all but the newest ``keep`` files.
+
+    Checkpoints of later rounds are deleted, too: a run that went back does those rounds anew.
+    """
+    if not checkpoint.state.is_finite():
+        raise CheckpointError(
+            f"the state after round {checkpoint.state.round} {NOT_FINITE}: it is not saved"
+        )
     arrays, about = _pack_server(checkpoint)
     path = _round_path(directory, checkpoint.state.round)
     write_atomically(path, arrays, about)
-    _prune(directory, keep)
+    _prune(directory, checkpoint.state.round, keep)
     return path
 
 
@@ -56,7 +68,10 @@ def load_checkpoint(path: Path, models: bool = True) -> Checkpoint:
     Without ``models`` only what is known of the clients is read, which is little and quick.
     """
     arrays, about = read_file(path, "" if models else "label_counts/")
-    return _unpacked(path, lambda: _unpack_server(arrays, about, models))
+    checkpoint = _unpacked(path, lambda: _unpack_server(arrays, about, models))
+    if not checkpoint.state.is_finite():
+        raise CheckpointError(f"{path} {NOT_FINITE}")
+    return checkpoint
 
 
 def latest_checkpoint(directory: Path, models: bool = True) -> tuple[Checkpoint, list[str]]:
@@ -72,30 +87,45 @@ def latest_checkpoint(directory: Path, models: bool = True) -> tuple[Checkpoint,
     )
 
 
+def find_checkpoint(directory: Path, round_number: int) -> Path:
+    """The checkpoint of one round, or an error that says of which rounds there are any."""
+    path = _round_path(directory, round_number)
+    if not path.exists():
+        rounds = sorted(_round_of(each) for each in _newest_first(directory))
+        raise CheckpointError(
+            f"{directory}: no checkpoint of round {round_number}; there are checkpoints of rounds: "
+            + (", ".join(map(str, rounds)) or "none")
+        )
+    return path
+
+
 def has_checkpoint(run: Path) -> bool:
     """Whether a run's directory holds anything to resume from."""
     return any(_newest_first(run / CHECKPOINTS))
 
 
-def save_client_state(directory: Path, state: ClientState) -> None:
-    """Write a client's state after a round; a few from before it are kept too.
+def save_client_state(directory: Path, state: ClientState, keep: int = KEPT_STATES) -> None:
+    """Write a client's state after a round; ``keep`` states are kept in all.
 
     A round that the server repeats must find the state from before it, see
     ``load_client_state``. States of later rounds are of a past that is being done anew.
     """
     arrays, about = pack_client(state)
     write_atomically(_round_path(directory, state.round), arrays, about)
-    for path in _newest_first(directory):
-        if _round_of(path) > state.round:
-            path.unlink(missing_ok=True)
-    _prune(directory, KEPT_STATES)
+    _prune(directory, state.round, keep)
 
 
-def load_client_state(directory: Path, before_round: int) -> ClientState | None:
+def load_client_state(
+    directory: Path, before_round: int, warn: Callable[[str], None] = lambda text: None
+) -> ClientState | None:
     """The newest state from before a round, or None where there is none.
 
     The server may repeat a round: after a crash, or when too few clients replied. The E-step of the
     repetition then starts from the same weights as the first try did.
+
+    Parameters
+    ----------
+    warn : called for each newer state that is passed over because it is not finite
     """
     problems: list[str] = []
     for path in _newest_first(directory):
@@ -104,6 +134,8 @@ def load_client_state(directory: Path, before_round: int) -> ClientState | None:
         try:
             contents = read_file(path)
             return _unpacked(path, lambda c=contents: unpack_client(*c))  # type: ignore[misc]
+        except DivergedError as error:
+            warn(f"{path}: {error}")
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
@@ -111,8 +143,25 @@ def load_client_state(directory: Path, before_round: int) -> ClientState | None:
     return None
 
 
+def count_releases(directory: Path) -> int:
+    """The most noisy statistics that any of a client's states says were sent.
+
+    The states' arrays are not read: what was sent counts, even by a state that is of no use.
+    """
+    counts = []
+    for path in _newest_first(directory):
+        try:
+            about = read_file(path, prefix=None)[1]
+            counts.append(_unpacked(path, lambda a=about: int(a["releases"])))  # type: ignore[misc]
+        except CheckpointError:
+            continue  # loading has its say on files that cannot be read
+    return max(counts, default=0)
+
+
 def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
-    """A client state as arrays and JSON."""
+    """A client state as arrays and JSON; refused where it is not finite."""
+    if not state.is_finite():
+        raise DivergedError(f"the state after round {state.round} {NOT_FINITE}: it is not saved")
     arrays: Arrays = {"mixture_weights": state.mixture_weights}
     if state.moments is not None:
         arrays["responsibilities"] = state.moments.responsibilities
@@ -133,7 +182,7 @@ def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
     moments = None
     if "responsibilities" in arrays:
         moments = AdamMoments(arrays["responsibilities"], arrays["first"], arrays["second"])
-    return ClientState(
+    state = ClientState(
         round=int(about["round"]),
         clusters=tuple(about["clusters"]),
         mixture_weights=arrays["mixture_weights"],
@@ -146,12 +195,17 @@ def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
         },
         numbers=dict(about.get("numbers", {})),
     )
+    if not state.is_finite():
+        raise DivergedError(f"the state after round {state.round} {NOT_FINITE}: it is not used")
+    return state
 
 
 def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     """Write beside, flush to the disk, rename: a reader sees the old file or the new one."""
-    metadata = {"fedrc": json.dumps({"schema": SCHEMA, **about})}
-    content = save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, metadata=metadata)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    checksums = {name: _checksum(array) for name, array in arrays.items()}
+    text = json.dumps({"schema": SCHEMA, **about, CHECKSUMS: checksums})
+    content = save(arrays, metadata={"fedrc": text, CHECKSUM: _text_checksum(text)})
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
     with open(beside, "wb") as file:
@@ -166,24 +220,54 @@ def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
         os.close(folder)
 
 
-def read_file(path: Path, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
-    """Arrays whose names start with ``prefix``, and JSON, of what ``write_atomically`` wrote."""
+def read_file(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
+    """Arrays whose names start with ``prefix``, and JSON, of what ``write_atomically`` wrote.
+
+    What is read is verified by its checksums. A prefix of None reads the JSON alone.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
-            about = json.loads((file.metadata() or {}).get("fedrc", "null"))
+            metadata = file.metadata() or {}
+            text = metadata.get("fedrc", "null")
+            about = json.loads(text)
             if not isinstance(about, dict):
                 raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            arrays = {name: file.get_tensor(name) for name in names}
+            _check_schema(path, about)
+            checksums = about.pop(CHECKSUMS, None)
+            names = set(file.keys())
+            intact = (
+                metadata.get(CHECKSUM) == _text_checksum(text)
+                and isinstance(checksums, dict)
+                and names == set(checksums)
+            )
+            wanted = [name for name in names if prefix is not None and name.startswith(prefix)]
+            arrays = {name: file.get_tensor(name) for name in sorted(wanted)} if intact else {}
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: torn or not a checkpoint ({error})") from None
+    if not intact or any(_checksum(array) != checksums[name] for name, array in arrays.items()):
+        raise CheckpointError(f"{path}: damaged: its checksum does not match")
+    return arrays, about
+
+
+def _check_schema(path: Path, about: dict[str, Any]) -> None:
     if about.get("schema") != SCHEMA:
         raise CheckpointError(
-            f"{path}: schema {about.get('schema')}, but this version reads schema {SCHEMA}"
+            f"{path}: schema {about.get('schema')}, but this version reads schema {SCHEMA}: it was "
+            "written by another version of fedrc-flwr; go on with that one, or start a new run"
         )
-    return arrays, about
+
+
+def _checksum(array: np.ndarray) -> int:
+    """CRC-32 of an array's type, shape and numbers."""
+    return zlib.crc32(
+        np.ascontiguousarray(array).data, zlib.crc32(repr((array.dtype.str, array.shape)).encode())
+    )
+
+
+def _text_checksum(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
 
 
 def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
@@ -216,6 +300,8 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
         "round": state.round,
         "clusters": list(state.clusters),
         "merged": sorted(state.membership.merged.items()),
+        "parameters": state.parameters,
+        "body_parameters": state.body_parameters,
         "optimizer_steps": state.optimizer_steps,
         "quiet_rounds": state.quiet_rounds,
         "numbers": state.numbers,
@@ -249,6 +335,8 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Check
         models={c: arrays[f"model/{c}"] for c in clusters if models},
         body=arrays.get("body"),
         clients=clients,
+        parameters=int(about["parameters"]),
+        body_parameters=int(about["body_parameters"]),
         optimizer=optimizer,
         optimizer_steps=int(about["optimizer_steps"]),
         quiet_rounds=int(about["quiet_rounds"]),
@@ -279,6 +367,9 @@ def _newest_first(directory: Path) -> Iterator[Path]:
     yield from sorted(paths, key=_round_of, reverse=True)
 
 
-def _prune(directory: Path, keep: int) -> None:
-    for path in list(_newest_first(directory))[keep:]:
+def _prune(directory: Path, newest: int, keep: int) -> None:
+    """Delete what is of a later round than ``newest``, and all but ``keep`` of the others."""
+    paths = list(_newest_first(directory))
+    later = [path for path in paths if _round_of(path) > newest]
+    for path in later + paths[len(later) + keep :]:
         path.unlink(missing_ok=True)

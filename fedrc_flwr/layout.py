@@ -37,7 +37,7 @@ class FlatModule:
         #: What was loaded last, not a copy; at first the module's own values.
         self.loaded: Vector = self.vector.cpu().numpy().copy()
         self.parameters = [parameter for _, parameter in parameters]
-        self.parameter_count = sum(p.numel() for p in self.parameters)
+        self.parameter_count = count_parameters(module)
         for parameter, view in zip(self.parameters, self.views(self.vector), strict=True):
             parameter.data = view
         rest = torch.split(self.vector[self.parameter_count :], [b.numel() for _, b in buffers])
@@ -94,6 +94,11 @@ def fingerprint(module: nn.Module, shared_body: bool) -> str:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
     return hashlib.sha256(repr((shapes, shared_body)).encode()).hexdigest()[:16]
+
+
+def count_parameters(module: nn.Module) -> int:
+    """How many numbers of a module's vector are parameters; the rest are running statistics."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def to_vector(module: nn.Module) -> Vector:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedrc_flwr import em
 from fedrc_flwr.em import AdamMoments, Floats
+from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
 
 
@@ -55,6 +57,16 @@ class ClientState:
         """Uniform weights, as before the first round."""
         return cls(0, clusters, np.full(len(clusters), 1.0 / len(clusters)))
 
+    def is_finite(self) -> bool:
+        """Whether all its numbers can be computed with."""
+        moments = self.moments
+        memory = (
+            () if moments is None else (moments.responsibilities, moments.first, moments.second)
+        )
+        return finite(
+            [self.mixture_weights, *memory, *self.vectors.values(), *self.numbers.values()]
+        )
+
     def moved_to(self, membership: Membership) -> ClientState:
         """The same state over the clusters that are alive now."""
         if self.clusters == membership.clusters:
@@ -83,7 +95,8 @@ class ClientRecord:
     ----------
     cluster : id of the cluster that the server put this client into, where the algorithm does so
     label_counts : (K, C), the latest report, or None before the first
-    cross_losses : (K, K), the latest sums of responsibility times loss, or None
+    cross_losses : (K, K), the latest sums of responsibility times loss, or None; what counts are
+        differences within a row
     loss : the latest mean loss of its mixture, or None before the first report
     """
 
@@ -104,6 +117,10 @@ class ClientRecord:
             return None
         return em.renormalise(np.maximum(self.label_counts.sum(axis=1), 0.0), axis=0)
 
+    def is_finite(self) -> bool:
+        """Whether all its numbers can be computed with."""
+        return finite([self.label_counts, self.cross_losses, self.noise, self.loss])
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -113,7 +130,11 @@ class ServerState:
     ----------
     models : one flat vector per living cluster (its head where the body is shared)
     body : the shared feature extractor, if any
-    optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body
+    parameters : how many numbers of each model, from the first on, are parameters; the rest are
+        running statistics, which are averaged and never stepped
+    body_parameters : the same of the body
+    optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body, as
+        long as there are parameters
     quiet_rounds : rounds in a row in which the weights hardly moved
     numbers : what an algorithm remembers besides
     """
@@ -123,6 +144,8 @@ class ServerState:
     models: dict[int, Vector]
     body: Vector | None
     clients: dict[str, ClientRecord]
+    parameters: int = field(kw_only=True)
+    body_parameters: int = field(default=0, kw_only=True)
     optimizer: dict[str, dict[int, Floats]] = field(default_factory=dict)
     optimizer_steps: int = 0
     quiet_rounds: int = 0
@@ -133,24 +156,54 @@ class ServerState:
         """Ids of the living clusters."""
         return self.membership.clusters
 
+    def is_finite(self) -> bool:
+        """Whether all its numbers can be computed with: models, optimizer slots, statistics."""
+        slots = (vector for vectors in self.optimizer.values() for vector in vectors.values())
+        vectors = [*self.models.values(), self.body, *slots, *self.numbers.values()]
+        return finite(vectors) and all(record.is_finite() for record in self.clients.values())
+
     def reported(self) -> dict[str, ClientRecord]:
         """The clients that have sent counts at least once."""
         return {n: r for n, r in self.clients.items() if r.label_counts is not None}
 
     def label_prior(self, floor: float, classes: int) -> Floats:
-        """C_{y,k} from the latest counts of all clients that ever reported; uniform before."""
+        """C_{y,k} from the latest counts of all clients that ever reported; uniform before.
+
+        Counts that are smaller than the noise on them are lifted to its standard deviation, so that
+        the more noise there is, the nearer the prior is to uniform.
+        """
         counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
         if not counts:
             return em.uniform_prior(len(self.clusters), classes)
-        return em.normalise_label_prior(np.sum(counts, axis=0), floor)
+        return em.normalise_label_prior(np.sum(counts, axis=0), max(floor, self.count_error()))
+
+    def count_error(self) -> float:
+        """Standard deviation of the noise on one entry of the sum of all clients' counts."""
+        return math.sqrt(sum(record.noise**2 for record in self.reported().values()))
+
+    def masses(self) -> tuple[Floats, float]:
+        """Samples of each cluster, (K,), summed over the clients, and the error of each sum.
+
+        With noise a sum may be negative. Nothing is cut off client by client: noise averages out
+        only in a plain sum.
+        """
+        counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
+        if not counts:
+            return np.zeros(len(self.clusters)), 0.0
+        total = np.sum(counts, axis=0)
+        return total.sum(axis=1), math.sqrt(total.shape[1]) * self.count_error()
 
     def shares(self) -> Floats:
         """Each cluster's share of all samples of the clients that ever reported."""
-        records = self.reported().values()
-        if not records:
-            return np.full(len(self.clusters), 1.0 / len(self.clusters))
-        weights = np.array([r.mixture_weights() for r in records])
-        return np.average(weights, axis=0, weights=[r.samples for r in records])
+        return em.renormalise(np.maximum(self.masses()[0], 0.0), axis=0)
+
+    def share_error(self) -> float:
+        """The standard error of each share; 0 without noise."""
+        masses, error = self.masses()
+        total = float(np.maximum(masses, 0.0).sum())
+        if total > 0:
+            return error / total
+        return math.inf if error > 0 else 0.0
 
     def moved_to(self, membership: Membership) -> ServerState:
         """The same state with clusters removed or merged; the clients' counts keep their labels."""

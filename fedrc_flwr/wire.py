@@ -1,8 +1,10 @@
 """What travels: broadcasts and replies as Flower records, and back, checked on arrival.
 
 The only module of the library that imports Flower. Every network is one flat vector: in a
-deployment each array is a request of its own. Where half the bytes are wanted, a vector travels as
-float16 of its share of its own largest number, which travels beside it.
+deployment each array is a request of its own. Where half the bytes are wanted, the parameters
+travel as float16 of their share of the largest of them, which travels beside them. Running
+statistics always travel as float32: rounded, an update could make a variance negative, and a large
+variance among the parameters would leave those few digits.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from fedrc_flwr.state import Membership
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
-SCHEMA = 1
+SCHEMA = 2
 ENROL = "query.enrol"
 HEADER_AT_MOST = 4096  # bytes before an array's numbers
+STATISTICS = "-statistics"  # after the name of an array whose statistics travel apart
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
     vectors = dict(zip(membership.clusters, broadcast.models, strict=True))
     if broadcast.body is not None:
         vectors[BODY] = broadcast.body
-    models, scales = _packed(vectors, half)
+    models, scales = _packed(vectors, broadcast, half)
     config = ConfigRecord(
         {
             "schema": SCHEMA,
@@ -59,6 +62,8 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
             "exponent": broadcast.exponent,
             "clusters": list(membership.clusters),
             "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
+            "parameters": broadcast.parameters,
+            "body-parameters": broadcast.body_parameters,
             **scales,
         }
     )
@@ -91,8 +96,11 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
             "version with the same model"
         )
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
+    arrays = models_of(content)
     models = {
-        name: _rescaled(_unpack(array), name, config) for name, array in models_of(content).items()
+        name: _joined(_rescaled(_unpack(array), name, config), arrays.get(name + STATISTICS))
+        for name, array in arrays.items()
+        if not name.endswith(STATISTICS)
     }
     body = _array_name(BODY)
     return Broadcast(
@@ -100,6 +108,8 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
         models=[models[_array_name(c)] for c in clusters],
         body=models.get(body),
+        parameters=_ints(config, "parameters")[0],
+        body_parameters=_ints(config, "body-parameters")[0],
         label_prior=_unpack(_record(content, "statistics", ArrayRecord)["label-prior"]),
         exponent=float(str(config["exponent"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
@@ -110,7 +120,9 @@ def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> Reco
     """A reply as records; clusters without an update are left out."""
     clusters = broadcast.membership.clusters
     deltas, scales = _packed(
-        {BODY if k == BODY else clusters[k]: delta for k, delta in reply.deltas.items()}, half
+        {BODY if k == BODY else clusters[k]: delta for k, delta in reply.deltas.items()},
+        broadcast,
+        half,
     )
     statistics = {"label-counts": Array(reply.label_counts)}
     if reply.cross_losses is not None:
@@ -149,21 +161,20 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
         raise WireError(f"noise {noise!r} and releases {releases!r} are not what a client sends")
     clusters = broadcast.membership.clusters
     sizes = {
-        _array_name(c): (k, len(m))
+        _array_name(c): (k, broadcast.parameters, len(m))
         for k, (c, m) in enumerate(zip(clusters, broadcast.models, strict=True))
     }
     if broadcast.body is not None:
-        sizes[_array_name(BODY)] = (BODY, len(broadcast.body))
+        sizes[_array_name(BODY)] = (BODY, broadcast.body_parameters, len(broadcast.body))
     deltas: dict[int, Vector] = {}
-    for name, array in _record(content, "deltas", ArrayRecord).items():
-        if name not in sizes:
+    arrays = _record(content, "deltas", ArrayRecord)
+    for name in arrays:
+        whole = name.removesuffix(STATISTICS)
+        if whole not in sizes or whole not in arrays:
             raise WireError(f"update {name!r} is of no cluster that was sent")
-        position, size = sizes[name]
-        dtype = np.float16 if array.dtype == "float16" else np.float32
-        delta = _rescaled(_checked_array(array, name, (size,), dtype), name, config)
-        if dtype == np.float16 and not np.isfinite(delta).all():
-            raise WireError(f"{name!r} is out of range")
-        deltas[position] = delta
+        if name == whole:
+            position, parameters, size = sizes[name]
+            deltas[position] = _checked_update(arrays, name, parameters, size, config)
     statistics = _record(content, "statistics", ArrayRecord)
     shape = (len(clusters), classes)
     counts = _statistic(statistics, "label-counts", shape)
@@ -220,19 +231,51 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
     return enrolment
 
 
-def _packed(vectors: dict[int, Vector], half: bool) -> tuple[ArrayRecord, dict[str, Any]]:
+def _packed(
+    vectors: dict[int, Vector], broadcast: Broadcast, half: bool
+) -> tuple[ArrayRecord, dict[str, Any]]:
     """Vectors by cluster as arrays, and their scales where they travel in half precision."""
     # Set one by one, since those that the record is made from would be replaced by plain ones.
     arrays, scales = ArrayRecord(), {}
     for cluster, vector in vectors.items():
         name = _array_name(cluster)
         if half:
-            scale = float(np.abs(vector).max(initial=0.0)) or 1.0
+            parameters, statistics = np.split(vector, [_parameters(broadcast, cluster)])
+            scale = float(np.abs(parameters).max(initial=0.0)) or 1.0
             scales[_scale_name(name)] = scale
-            arrays[name] = VectorArray((vector / np.float32(scale)).astype(np.float16))
+            arrays[name] = VectorArray((parameters / np.float32(scale)).astype(np.float16))
+            if len(statistics):
+                arrays[name + STATISTICS] = VectorArray(statistics)
         else:
             arrays[name] = VectorArray(vector)
     return arrays, scales
+
+
+def _parameters(broadcast: Broadcast, cluster: int) -> int:
+    return broadcast.body_parameters if cluster == BODY else broadcast.parameters
+
+
+def _joined(parameters: Vector, statistics: Array | None) -> Vector:
+    """A vector whose statistics travelled apart from its parameters."""
+    return parameters if statistics is None else np.concatenate([parameters, _unpack(statistics)])
+
+
+def _checked_update(
+    arrays: ArrayRecord, name: str, parameters: int, size: int, config: ConfigRecord
+) -> Vector:
+    if arrays[name].dtype != "float16":
+        return np.asarray(_checked_array(arrays[name], name, (size,), np.float32))
+    packed = _checked_array(arrays[name], name, (parameters,), np.float16)
+    delta = _rescaled(packed, name, config)
+    if not np.isfinite(delta).all():
+        raise WireError(f"{name!r} is out of range")
+    if size == parameters:
+        return delta
+    apart = name + STATISTICS
+    if apart not in arrays:
+        raise WireError(f"has no {apart!r}")
+    _checked_array(arrays[apart], apart, (size - parameters,), np.float32)
+    return _joined(delta, arrays[apart])
 
 
 class VectorArray(Array):

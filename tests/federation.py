@@ -64,6 +64,7 @@ class Federation:
             client.classes,
             self.config.count_noise,
             np.random.default_rng([self.config.seed, round_number, name]),
+            client.role,
         )
 
     def round(self, names: Collection[str] | None = None) -> RoundReport:

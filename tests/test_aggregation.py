@@ -31,7 +31,7 @@ def floats(*values):
 
 def server(body=None):
     models = {0: floats(1.0, 2.0), 2: floats(3.0, 4.0)}
-    return ServerState(0, Membership((0, 2)), models, body, {})
+    return ServerState(0, Membership((0, 2)), models, body, {}, parameters=2, body_parameters=2)
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -173,6 +173,28 @@ def test_three_steps_agree_with_the_optimizers_formulas_number_by_number(optimiz
                 assert moment == pytest.approx(first[place], abs=1e-12)
     assert state.optimizer_steps == 3
     assert list(state.models) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first"), [("sgd", 1 + 3 * 0.5), ("momentum", 1 + 3 * 0.5), ("adam", 1 + 3 * 1.0)]
+)
+def test_statistics_move_by_the_mean_update_whatever_the_optimizer_by_hand(optimizer, first):
+    # Prepare: of a model's two numbers the first is a parameter, the second a variance of 2; the
+    # body has statistics only
+    config = load_config(
+        {"server-optimizer": optimizer, "global-learning-rate": 3.0, "server-epsilon": 1e-12}
+    )
+    state = replace(server(body=floats(5.0, 6.0)), parameters=1, body_parameters=0)
+
+    # Execute
+    after = apply_updates(state, {0: np.array([0.5, -1.5]), BODY: np.array([-4.0, 1.0])}, config)
+
+    # Assert: 2 - 1.5, where a rate of 3 would give 2 - 4.5; Adam's first step is the sign
+    np.testing.assert_allclose(after.models[0], [first, 0.5], atol=1e-6)
+    np.testing.assert_allclose(after.body, [1.0, 7.0], atol=1e-6)
+    for vectors in after.optimizer.values():
+        assert len(vectors[0]) == 1
+        assert len(vectors[BODY]) == 0
 
 
 def test_a_step_leaves_the_state_before_it_alone():

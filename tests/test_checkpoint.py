@@ -58,9 +58,11 @@ def full_state(round_number: int = 4, seed: int = 0) -> ServerState:
             "a": ClientRecord("train", 7, label_counts=rng.normal(size=(2, 3)), loss=0.75),
             "newcomer": ClientRecord("observe", 3, concept=0, style="none"),
         },
+        parameters=4,
+        body_parameters=7,
         optimizer={
-            "first": {c: rng.normal(size=6) for c in (1, 4)} | {-1: rng.normal(size=9)},
-            "second": {1: rng.normal(size=6)},
+            "first": {c: rng.normal(size=4) for c in (1, 4)} | {-1: rng.normal(size=7)},
+            "second": {1: rng.normal(size=4)},
         },
         optimizer_steps=4,
         quiet_rounds=2,
@@ -74,6 +76,7 @@ def bare_state(round_number: int = 0) -> ServerState:
         models={0: np.zeros(4, dtype=np.float32)},
         body=None,
         clients={},
+        parameters=4,
     )
 
 

@@ -29,7 +29,7 @@ def server(counts, clusters=None, tables=None, **fields):
         for i, (c, t) in enumerate(zip(counts, tables, strict=True))
     }
     models = {c: np.full(2, float(c), dtype=np.float32) for c in clusters}
-    return ServerState(3, Membership(clusters), models, None, records, **fields)
+    return ServerState(3, Membership(clusters), models, None, records, parameters=2, **fields)
 
 
 # --- membership ----------------------------------------------------------------------------------
@@ -204,16 +204,40 @@ def test_the_prior_agrees_with_a_loop_over_clients(counts):
 
 
 def test_shares_weigh_the_clients_by_their_samples():
-    # Prepare: client-0 with weights 1/4, 3/4 and 10 samples, client-1 with 1, 0 and 30
-    state = server([[[1, 0], [3, 0]], [[0, 5], [0, 0]], None])
-    heavier = replace(state.clients["client-1"], samples=30)
-    state = replace(state, clients={**state.clients, "client-1": heavier})
+    # Prepare: client-0 with weights 1/4, 3/4 and 4 samples, client-1 with 1, 0 and 12
+    state = server([[[1, 0], [3, 0]], [[4, 8], [0, 0]], None])
 
     # Execute
     shares = state.shares()
 
-    # Assert: (10 * 1/4 + 30 * 1) / 40
-    np.testing.assert_allclose(shares, [32.5 / 40, 7.5 / 40], atol=1e-12)
+    # Assert: (4 * 1/4 + 12 * 1) / 16
+    np.testing.assert_allclose(shares, [13 / 16, 3 / 16], atol=1e-12)
+
+
+def test_noise_is_summed_before_anything_is_cut_off():
+    # Prepare: the second cluster is empty; noise made it +6 at one client and -5 at the other
+    state = server([[[10], [6]], [[9], [-5]]])
+
+    # Execute
+    masses, error = state.masses()
+
+    # Assert
+    np.testing.assert_allclose(masses, [19, 1], atol=1e-12)
+    assert error == 0.0
+    np.testing.assert_allclose(state.shares(), [19 / 20, 1 / 20], atol=1e-12)
+
+
+def test_the_prior_lifts_what_noise_hides_to_the_noise():
+    # Prepare: a noise of 3 and of 4 on two clients' counts: 5 on their sum
+    state = server([[[40, 1], [8, 30]], [[20, 1], [4, 8]]])
+    noises = dict(zip(state.clients, (3.0, 4.0), strict=True))
+    clients = {n: replace(r, noise=noises[n]) for n, r in state.clients.items()}
+
+    # Execute
+    prior = replace(state, clients=clients).label_prior(floor=0.1, classes=2)
+
+    # Assert: sums (60, 2) and (12, 38); 2 is lifted to 5
+    np.testing.assert_allclose(prior, [[60 / 65, 5 / 65], [12 / 50, 38 / 50]], atol=1e-12)
 
 
 def test_shares_are_uniform_before_the_first_report():

@@ -27,6 +27,7 @@ from fedrc_flwr.wire import Enrolment
 
 CLASSES = 3
 SIZE = 5
+PARAMETERS = 3  # the rest of a network's numbers are running statistics
 ROLES = ("train", "observe")
 
 
@@ -37,6 +38,8 @@ def make_broadcast(body: bool = False, merged: dict[int, int] | None = None) -> 
         membership=Membership((3, 7), merged or {}),
         models=[rng.normal(size=SIZE).astype(np.float32) for _ in range(2)],
         body=rng.normal(size=8).astype(np.float32) if body else None,
+        parameters=PARAMETERS,
+        body_parameters=8,
         label_prior=rng.random((2, CLASSES)),
         exponent=0.1 + 0.2,
     )
@@ -215,15 +218,56 @@ def test_half_precision_halves_the_bytes_and_keeps_three_digits(body):
     arrived = wire.decode_broadcast(down, "layout")
     answer = wire.decode_reply(up, sent, CLASSES, merge=True)
 
-    # Assert
+    # Assert: parameters to three digits, statistics as they were
     for before, after in zip(sent.models, arrived.models, strict=True):
         assert after.dtype == np.float32
-        assert (np.abs(after - before) <= halved(before)).all()
+        assert (np.abs(after - before)[:PARAMETERS] <= halved(before[:PARAMETERS])).all()
+        np.testing.assert_array_equal(after[PARAMETERS:], before[PARAMETERS:])
     assert (arrived.body is None) is not body
     for k, delta in reply.deltas.items():
-        assert (np.abs(answer.deltas[k] - delta) <= halved(delta)).all()
+        count = 8 if k == BODY else PARAMETERS
+        assert (np.abs(answer.deltas[k] - delta)[:count] <= halved(delta[:count])).all()
+        np.testing.assert_array_equal(answer.deltas[k][count:], delta[count:])
     for record in (down.array_records["models"], up.array_records["deltas"]):
-        assert all(array.dtype == "float16" for array in record.values())
+        for name, array in record.items():
+            assert array.dtype == ("float32" if name.endswith("-statistics") else "float16")
+
+
+def test_a_large_variance_leaves_the_parameters_their_digits_in_half_precision():
+    # Prepare: beside a variance of 1e6, 0.1 would be in float16's subnormal range
+    sent = make_broadcast()
+    sent.models[0][:] = [0.1, -0.2, 0.3, 0.0, 1e6]
+
+    # Execute
+    content = wire.encode_broadcast(sent, "layout", half=True)
+    arrived = wire.decode_broadcast(content, "layout").models[0]
+
+    # Assert
+    np.testing.assert_allclose(arrived, sent.models[0], rtol=2.0**-11)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("missing", "has no 'cluster-7-statistics'"),
+        ("longer", "has shape"),
+        ("not finite", "NaN or infinity"),
+        ("alone", "'cluster-7-statistics' is of no cluster that was sent"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(change, words):
+    content = wire.encode_reply(make_reply(positions=(1,)), make_broadcast(), half=True)
+    deltas = content.array_records["deltas"]
+    if change == "alone":
+        del deltas["cluster-7"]
+    elif change == "missing":
+        del deltas["cluster-7-statistics"]
+    else:
+        numbers = {"longer": [1, 2, 3], "not finite": [1, math.nan]}[change]
+        deltas["cluster-7-statistics"] = wire.VectorArray(np.float32(numbers))
+
+    with pytest.raises(WireError, match=words):
+        decode(content)
 
 
 def test_an_update_of_zeros_travels_in_half_precision():
@@ -328,9 +372,9 @@ def test_broadcast_of_another_network_is_refused() -> None:
 
 def test_broadcast_of_another_schema_is_refused() -> None:
     content = wire.encode_broadcast(make_broadcast(), "layout")
-    content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 2})
+    content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 1})
 
-    with pytest.raises(WireError, match="schema version 2, this side speaks 1"):
+    with pytest.raises(WireError, match="schema version 1, this side speaks 2"):
         wire.decode_broadcast(content, "layout")
 
 
@@ -471,8 +515,8 @@ def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: i
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (with_config(schema=2), ("schema version 2", "speaks 1")),
-        (with_config(schema="1"), ("schema version '1'",)),
+        (with_config(schema=1), ("schema version 1", "speaks 2")),
+        (with_config(schema="2"), ("schema version '2'",)),
         (without("reply", "schema"), ("schema version None",)),
         (with_config(round=3), ("round 3", "expected 4")),
         (without("reply", "round"), ("round None",)),

@@ -17,7 +17,7 @@ from fedrc_flwr.config import RunConfig
 from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import load_dataset
-from fedrc_flwr.layout import fingerprint, to_vector
+from fedrc_flwr.layout import count_parameters, fingerprint, to_vector
 from fedrc_flwr.models import SplitModel, build_model
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
@@ -64,6 +64,7 @@ def concept_checkpoint() -> Checkpoint:
         models={cluster: to_vector(model) for cluster, model in models.items()},
         body=None,
         clients={"client-00": ClientRecord("train", 600, label_counts=counts)},
+        parameters=count_parameters(models[0]),
     )
     layout = fingerprint(models[0], shared_body=False)
     return Checkpoint(state, config.to_dict(), (8, 8), 10, layout)

@@ -14,9 +14,11 @@ from fedrc_flwr.adaptive import Adaptation
 from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
 from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.config import RunConfig
-from fedrc_flwr.data.scenario import Split
+from fedrc_flwr.data.scenario import TRAIN, Split
 from fedrc_flwr.em import Floats, Labels
-from fedrc_flwr.layout import Vector, to_vector
+from fedrc_flwr.errors import DivergedError
+from fedrc_flwr.finite import finite
+from fedrc_flwr.layout import Vector, count_parameters, to_vector
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 from fedrc_flwr.training import (
@@ -30,15 +32,24 @@ from fedrc_flwr.training import (
     train,
 )
 
+#: Times the round's median norm from which on an update is held to be the one that broke it.
+FAR = 1000.0
+
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to a client, in training and in evaluation."""
+    """What the server sends to a client, in training and in evaluation.
+
+    ``parameters`` and ``body_parameters`` say how many numbers of a model and of the body, from the
+    first on, are parameters; the rest are running statistics.
+    """
 
     round: int
     membership: Membership
     models: list[Vector]
     body: Vector | None
+    parameters: int
+    body_parameters: int
     label_prior: Floats
     exponent: float
     assigned: int = -1  # id of the cluster that the server put the client into, where it does so
@@ -52,7 +63,8 @@ class Reply:
     ----------
     deltas : update of each cluster by position; -1 is the shared body; absent means zero
     label_counts : (K, C), noisy where the client adds noise
-    cross_losses : (K, K), sums over samples of responsibility for a times loss of b, or None
+    cross_losses : (K, K), sums over samples of responsibility for a times loss of b, or None; where
+        the client adds noise, times what b loses more than a
     """
 
     samples: int
@@ -62,6 +74,11 @@ class Reply:
     noise: float
     releases: int
     metrics: dict[str, float]
+
+    def is_finite(self) -> bool:
+        """Whether all its numbers can be computed with."""
+        statistics = [self.label_counts, self.cross_losses]
+        return finite([*self.deltas.values(), *statistics, *self.metrics.values()])
 
 
 @dataclass
@@ -75,6 +92,7 @@ class ClientRuntime:
     classes: int
     noise: float
     rng: np.random.Generator
+    role: str
     noise_rng: np.random.Generator = field(default_factory=privacy.secret_generator)
     first_pass: FirstPass | None = None  # of the round's E-step, where its training reuses it
 
@@ -91,7 +109,29 @@ class RoundResult:
     sums: UpdateSums
     records: dict[str, ClientRecord] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)  # of each reply's update, all clusters
     updates: dict[str, Vector] = field(default_factory=dict)  # by client, where they are compared
+
+    def culprits(self) -> dict[str, str]:
+        """Whose replies to leave out where the next state is not finite, and why.
+
+        Those whose statistics are too large, or whose update is far larger than usual in this
+        round; where there is none of either, the one with the largest update.
+        """
+        found = {
+            name: "its statistics are too large to compute with"
+            for name, record in self.records.items()
+            if not record.is_finite()
+        }
+        usual = float(np.median(list(self.norms.values())))
+        largest = max(self.norms, key=lambda name: self.norms[name])
+        far = [name for name, norm in self.norms.items() if norm > FAR * usual]
+        for name in far or ([] if found else [largest]):
+            found[name] = (
+                f"with its update the models are no longer finite: its norm is "
+                f"{self.norms[name]:.3g}, the round's median is {usual:.3g}"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -173,7 +213,10 @@ class ClusteredAlgorithm:
     def train(
         self, broadcast: Broadcast, state: ClientState, client: ClientRuntime
     ) -> tuple[Reply, ClientState]:
-        """One round on one client: E-step, counts, local training."""
+        """One round on one client: E-step, counts, local training.
+
+        Raises ``DivergedError`` where any number of the result is not finite.
+        """
         state = state.moved_to(broadcast.membership)
         inputs, labels = client.tensors(client.fit)
         own = self.personal(broadcast, state)
@@ -190,15 +233,22 @@ class ClusteredAlgorithm:
         else:
             log_probs = log_probabilities(client.bank, inputs, clusters)
         losses = losses_of(log_probs, labels)
+        self._check_finite(finite([losses]), broadcast.round, "the losses before training")
         responsibilities, state = self.expectation(
             losses, client.fit.labels, broadcast, state, client.rng
         )
+        em.check_distribution(responsibilities, losses.shape, f"{self.name}.expectation")
+        em.check_distribution(state.mixture_weights, (clusters,), f"{self.name}.expectation")
         state = replace(state, round=broadcast.round)
         updates, state = self.maximisation(broadcast, state, client, responsibilities)
         counts, table, state = self._statistics(responsibilities, losses, client, state)
+        weights = state.mixture_weights
+        if own is not None and clusters > 1:
+            client.bank.load([own], None)
+            log_probs, weights = log_probabilities(client.bank, inputs, 1), np.ones(1)
         metrics = {
             "loss": float((responsibilities * losses).sum(axis=1).mean()),
-            "accuracy": accuracy(mix(log_probs, state.mixture_weights), labels),
+            "accuracy": accuracy(mix(log_probs, weights, self._hard), labels),
         }
         reply = Reply(
             samples=len(client.fit),
@@ -209,57 +259,94 @@ class ClusteredAlgorithm:
             releases=state.releases,
             metrics=metrics,
         )
+        self._check_finite(reply.is_finite(), broadcast.round, "what would be sent")
+        self._check_finite(state.is_finite(), broadcast.round, "what would be kept")
         return reply, state
+
+    def _check_finite(self, is_finite: bool, round_number: int, what: str) -> None:
+        if not is_finite:
+            raise DivergedError(
+                f"training diverged in round {round_number}: {what} is not finite; lower "
+                f"learning-rate (it is {self.config.learning_rate:g})"
+            )
 
     def _statistics(
         self, responsibilities: Floats, losses: Floats, client: ClientRuntime, state: ClientState
     ) -> tuple[Floats, Floats | None, ClientState]:
         """The counts, and the loss table where merging is on, as they leave the client."""
         config = self.config
-        released = 0
+        counts = em.count_labels(responsibilities, client.fit.labels, client.classes)
+        if client.noise <= 0:
+            return counts, responsibilities.T @ losses if config.merge else None, state
+        parts = [counts]
+        unit = adaptive.table_unit(losses.shape[1], client.classes)
+        if config.merge:
+            bound = adaptive.loss_bound(client.classes)
+            parts.append(em.bounded_excess(responsibilities, losses, bound) / unit)
+        norm = privacy.sensitivity(len(client.fit), config.count_clip, len(parts))
+        counts, *rest = privacy.release(parts, norm, client.noise, client.noise_rng)
+        state = replace(state, releases=state.releases + len(parts))
+        return counts, _without_diagonal(rest[0]) * unit if rest else None, state
 
-        def release(values: Floats) -> Floats:
-            nonlocal released
-            released += client.noise > 0
-            return privacy.release(values, config.count_clip, client.noise, client.noise_rng)
-
-        counts = release(em.count_labels(responsibilities, client.fit.labels, client.classes))
-        table = release(responsibilities.T @ losses) if config.merge else None
-        return counts, table, replace(state, releases=state.releases + released)
+    def assigned_weights(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
+        """What ``assign`` returns, (K,), checked: a distribution found from finite losses."""
+        if not finite([losses]):
+            raise DivergedError(
+                f"the models after round {broadcast.round} give losses that are not finite: go on "
+                "from an earlier round, with a lower learning-rate"
+            )
+        weights = self.assign(losses, labels, broadcast)
+        em.check_distribution(weights, (losses.shape[1],), f"{self.name}.assign")
+        return weights
 
     def evaluate(
         self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
     ) -> dict[str, float]:
-        """Accuracy and loss on the test part; without a state, weights come from the fit part."""
+        """Accuracy and loss on the test part; without a state, weights come from the fit part.
+
+        A training client also reports the same prediction's accuracy on the fit part, and, with
+        ``fine-tune``, what one local epoch makes of its test part. An observer never trains.
+        """
         client.bank.load(broadcast.models, broadcast.body)
         if state is None:
             inputs, labels = client.tensors(client.fit)
             losses = losses_of(
                 log_probabilities(client.bank, inputs, len(broadcast.models)), labels
             )
-            weights = self.assign(losses, client.fit.labels, broadcast)
+            weights = self.assigned_weights(losses, client.fit.labels, broadcast)
         else:
             weights = state.moved_to(broadcast.membership).mixture_weights
+            em.check_distribution(weights, (len(broadcast.models),), "the client's state")
         cluster = float(broadcast.membership.clusters[int(weights.argmax())])
         own = self.personal(broadcast, state)
         if own is not None:
             client.bank.load([own], None)
             weights = np.ones(1)
         metrics = self._judge(client, weights, "") | {"cluster": cluster}
-        if self.config.fine_tune:
-            self._fine_tune(client, weights)
-            metrics |= self._judge(client, weights, "fine_tuned_")
+        if client.role == TRAIN:
+            metrics["fit_accuracy"] = accuracy(*self._predict(client, client.fit, weights))
+            if self.config.fine_tune:
+                self._fine_tune(client, weights)
+                metrics |= self._judge(client, weights, "fine_tuned_")
         return metrics
+
+    @property
+    def _hard(self) -> bool:
+        """Whether a client predicts with its likeliest cluster alone."""
+        return self.config.clustering != "soft"
+
+    def _predict(
+        self, client: ClientRuntime, split: Split, weights: Floats
+    ) -> tuple[Tensor, Tensor]:
+        """Probabilities (N, C) from the networks in the bank, and the labels (N,)."""
+        inputs, labels = client.tensors(split)
+        log_probs = log_probabilities(client.bank, inputs, len(weights))
+        return mix(log_probs, weights, self._hard), labels
 
     def _judge(self, client: ClientRuntime, weights: Floats, prefix: str) -> dict[str, float]:
         if not len(client.test):
             return {"samples": 0.0}
-        inputs, labels = client.tensors(client.test)
-        probabilities = mix(
-            log_probabilities(client.bank, inputs, len(weights)),
-            weights,
-            hard=self.config.clustering != "soft",
-        )
+        probabilities, labels = self._predict(client, client.test, weights)
         right = probabilities.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()
         return {
             "samples": float(len(client.test)),
@@ -281,13 +368,16 @@ class ClusteredAlgorithm:
         """K models with different initial values, nobody enrolled."""
         clusters = tuple(range(len(models)))
         shared = self.config.shared_body
-        drawn = [to_vector(model.head if shared else model) for model in models]
+        units = [model.head if shared else model for model in models]
+        drawn = [to_vector(unit) for unit in units]
         return ServerState(
             round=0,
             membership=Membership(clusters),
             models=dict(zip(clusters, self._spread(drawn), strict=True)),
             body=to_vector(models[0].body) if shared else None,
             clients={},
+            parameters=count_parameters(units[0]),
+            body_parameters=count_parameters(models[0].body) if shared else 0,
         )
 
     def _spread(self, drawn: list[Vector]) -> list[Vector]:
@@ -317,6 +407,8 @@ class ClusteredAlgorithm:
             membership=state.membership,
             models=[state.models[c] for c in state.clusters],
             body=state.body,
+            parameters=state.parameters,
+            body_parameters=state.body_parameters,
             label_prior=state.label_prior(self.config.prior_floor, classes),
             exponent=self.exponent(round_number),
         )
@@ -356,12 +448,17 @@ class ClusteredAlgorithm:
         after = apply_updates(state, result.sums.means(), self.config)
         after = replace(after, round=round_number, clients={**state.clients, **result.records})
         names = sorted(result.records)
-        moved, expected = adaptive.movement(state, after, names)
+        moved = adaptive.movement(state, after, names)
         learnt = adaptive.learning(state, after, names)
         annealed = round_number <= self.config.annealing_rounds
-        after = adaptive.count_quiet_rounds(after, moved - expected, learnt, annealed, self.config)
-        after, adaptation = adaptive.adapt(after, self.config)
-        return after, RoundReport(moved, adaptation)
+        after = adaptive.count_quiet_rounds(after, moved, learnt, annealed, self.config)
+        after, adaptation = adaptive.adapt(after, moved, self.config)
+        return after, RoundReport(moved.moved, adaptation)
+
+
+def _without_diagonal(table: Floats) -> Floats:
+    """A table of differences without the noise on its diagonal, which is known to be zero."""
+    return table - np.diag(np.diag(table))
 
 
 def local_settings(config: RunConfig) -> LocalSettings:

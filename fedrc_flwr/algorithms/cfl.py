@@ -28,10 +28,11 @@ class CFL(IFCA):
     """One cluster at the start; the server says who belongs where; ``clusters`` is the limit.
 
     The two thresholds are shares of the mean norm of the clients' updates in the first round, which
-    calibrates them to any network and learning rate. To compare updates the server holds those of
-    a round's clients at once: the one algorithm whose memory grows with them. A client that was not
-    there when its cluster was split, or comes for the first time, takes the cluster with the
-    smallest loss.
+    calibrates them to any network and learning rate. Norms and similarities are those of parameters
+    alone; BatchNorm's running statistics have no part in them. To compare updates the server holds
+    those of a round's clients at once: the one algorithm whose memory grows with them. A client
+    that was not there when its cluster was split, or comes for the first time, takes the cluster
+    with the smallest loss.
     """
 
     name = "cfl"
@@ -91,7 +92,10 @@ class CFL(IFCA):
         self, state: ServerState, result: RoundResult, round_number: int
     ) -> tuple[ServerState, RoundReport]:
         """Split where it is due, then average within each cluster."""
-        norms = {n: float(np.linalg.norm(u.astype(np.float64))) for n, u in result.updates.items()}
+        norms = {
+            name: float(np.linalg.norm(update[: state.parameters].astype(np.float64)))
+            for name, update in result.updates.items()
+        }
         if SCALE not in state.numbers and norms:
             scale = float(np.mean(list(norms.values())))
             state = replace(state, numbers={**state.numbers, SCALE: scale})
@@ -112,7 +116,7 @@ class CFL(IFCA):
         members: list[str],
         norms: dict[str, float],
     ) -> ServerState:
-        updates = [result.updates[name] for name in members]
+        updates = [result.updates[name][: state.parameters] for name in members]
         samples = np.array([result.records[name].samples for name in members], dtype=np.float64)
         limits = (self.config.cfl_eps1, self.config.cfl_eps2)
         thresholds = [share * state.numbers.get(SCALE, 0.0) for share in limits]

@@ -35,7 +35,8 @@ class FeSEM(IFCA):
         if local is None:
             weights[rng.integers(len(weights))] = 1.0
         else:
-            weights[nearest(local, broadcast.models)] = 1.0
+            count = broadcast.parameters  # running statistics would outweigh them
+            weights[nearest(local[:count], [model[:count] for model in broadcast.models])] = 1.0
         responsibilities = np.repeat(weights[None, :], len(losses), axis=0)
         return responsibilities, replace(state, mixture_weights=weights)
 

@@ -58,7 +58,7 @@ class MadeRun:
         clients |= {name: ClientRecord("observe", 30, concept=0) for name in self.observers}
         membership = Membership(self.clusters(), {1: 0} if self.round >= 3 else {})
         models = {c: np.zeros(8, dtype=np.float32) for c in self.clusters()}
-        return ServerState(self.round, membership, models, None, clients)
+        return ServerState(self.round, membership, models, None, clients, parameters=8)
 
     def metrics(self) -> dict[str, Any]:
         shares = self.state().shares()

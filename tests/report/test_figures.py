@@ -26,7 +26,7 @@ def state_of(weights: list[list[float]], concepts: list[int]) -> ServerState:
     }
     others = {"observer": ClientRecord("observe", 5), "silent": ClientRecord("train", 5)}
     models = {c: np.zeros(1, dtype=np.float32) for c in clusters}
-    return ServerState(9, Membership(clusters), models, None, clients | others)
+    return ServerState(9, Membership(clusters), models, None, clients | others, parameters=1)
 
 
 def drawn(state: ServerState, path: Path) -> np.ndarray:

@@ -35,6 +35,7 @@ def state_of(*records: ClientRecord) -> ServerState:
         models={c: np.zeros(1, dtype=np.float32) for c in (0, 2, 5)},
         body=None,
         clients={f"client-{i}": r for i, r in enumerate(records)},
+        parameters=1,
     )
 
 
@@ -85,9 +86,9 @@ def test_clients_that_cannot_be_judged_do_not_count() -> None:
 
 
 def test_epsilon_is_that_of_the_client_that_spent_most() -> None:
-    config = RunConfig(count_clip=2.0, privacy_delta=1e-5)
+    config = RunConfig(count_clip=0.1, privacy_delta=1e-5)
     modest = record(0, noise=20.0, releases=1)
-    spender = record(1, noise=4.0, releases=4)  # mu = sqrt(4) * 2 / 4 = 1
+    spender = record(1, noise=4.0, releases=4)  # 20 samples: mu = sqrt(4) * 0.1 * 20 / 4 = 1
 
     found = epsilon(state_of(modest, spender), config)
 
@@ -109,6 +110,12 @@ def test_epsilon_is_that_of_the_client_that_spent_most() -> None:
 )
 def test_no_epsilon_where_a_client_adds_no_noise(records: list[ClientRecord]) -> None:
     assert epsilon(state_of(*records), RunConfig()) is None
+
+
+def test_no_epsilon_is_claimed_without_clipping() -> None:
+    state = state_of(record(0, noise=50.0, releases=1))
+
+    assert epsilon(state, RunConfig(count_clip=0.0)) is None
 
 
 def test_client_that_never_reported_does_not_hide_epsilon() -> None:
@@ -141,6 +148,7 @@ def test_summary_holds_the_runs_numbers() -> None:
         "fine_tuned_local_accuracy": 0.95,
         "adjusted_rand_index": 1.0,
         "epsilon": None,
+        "undecided": "",
         "algorithm": "fedrc",
         "scenario": "digits",
         "seed": 5,

@@ -1,0 +1,170 @@
+"""BatchNorm's running statistics in a federation: averaged, never stepped by an optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation
+from torch import nn
+
+from fedrc_flwr import wire
+from fedrc_flwr.aggregation import BODY
+from fedrc_flwr.configuration import load_config
+from fedrc_flwr.data.scenario import Scenario, Split
+from fedrc_flwr.models import SplitModel
+from fedrc_flwr.state import ClientState
+
+torch.set_num_threads(1)
+
+OPTIMIZERS = [
+    {"server-optimizer": "sgd", "global-learning-rate": 1.0},
+    {"server-optimizer": "sgd", "global-learning-rate": 3.0},
+    {"server-optimizer": "momentum", "server-momentum": 0.9},
+    {"server-optimizer": "adam", "global-learning-rate": 0.3},
+]
+
+
+def small_norms(input_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """BatchNorm in the body and in the head, with features that never vary: variances go to 0."""
+    size = int(np.prod(input_shape))
+    body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 6), nn.BatchNorm1d(6))
+    return SplitModel(body, nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, classes)))
+
+
+def federation(clients: int, samples: int, **keys: object) -> Federation:
+    """Small clients and one observer of the digits."""
+    settings = {
+        "scenario": "digits",
+        "clients": clients,
+        "samples-per-client": 24,
+        "annealing-rounds": 0,
+        "adaptive": False,
+        "merge": False,
+        "local-epochs": 1,
+        "batch-size": 8,
+        "learning-rate": 0.05,
+        "seed": 1,
+    }
+    config = load_config({**settings, **{k.replace("_", "-"): v for k, v in keys.items()}})
+    scenario = Scenario(config)
+    everybody = [scenario.client(i) for i in range(clients + 1)]
+    few = [replace(c, fit=Split(c.fit.inputs[:samples], c.fit.labels[:samples])) for c in everybody]
+    return Federation(config, few)
+
+
+def variances(federated: Federation) -> np.ndarray:
+    """Every running variance of the server's networks."""
+    bank = federated.bank
+    bank.load([federated.state.models[c] for c in federated.state.clusters], federated.state.body)
+    flats = [*bank.units[: len(federated.state.clusters)], *([bank.body] if bank.body else [])]
+    found = [
+        buffer.reshape(-1)
+        for flat in flats
+        for name, buffer in flat.module.named_buffers()
+        if name.endswith("running_var")
+    ]
+    return torch.cat(found).numpy().copy()
+
+
+def assert_sound(federated: Federation) -> None:
+    vectors = [*federated.state.models.values()]
+    vectors += [] if federated.state.body is None else [federated.state.body]
+    for vector in vectors:
+        assert np.isfinite(vector).all()
+    assert (variances(federated) >= 0).all()
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet-v2"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "sgd-rate-3", "momentum", "adam"])
+def test_ten_rounds_of_a_deep_network_stay_finite(model: str, optimizer: dict[str, object]) -> None:
+    federated = federation(
+        1, 8, algorithm="fedavg", model=model, local_epochs=5, learning_rate=0.01, momentum=0.0,
+        **optimizer,
+    )  # fmt: skip
+
+    for _ in range(10):
+        federated.round()
+        assert_sound(federated)
+
+    assert all(np.isfinite(m["loss"]) for m in federated.evaluate().values())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "sgd-rate-3", "momentum", "adam"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_statistics_are_the_mean_of_the_clients_whatever_the_optimizer(
+    optimizer: dict[str, object], shared: bool
+) -> None:
+    # Prepare: clients of 9 and 21 samples
+    federated = federation(
+        2, 21, algorithm="fedrc", model=f"{__name__}:small_norms", clusters=2, shared_body=shared,
+        skip_below=0.0, skip_cluster_below=0.0, **optimizer,
+    )  # fmt: skip
+    first = federated.clients[0]
+    federated.clients[0] = replace(first, fit=Split(first.fit.inputs[:9], first.fit.labels[:9]))
+    model = federated.initial_models()[0]
+    parts = {0: model.head if shared else model, 1: model.head if shared else model}
+    parts |= {BODY: model.body} if shared else {}
+
+    for _ in range(3):
+        before = {**federated.state.models, BODY: federated.state.body}
+        federated.round()
+        after = {**federated.state.models, BODY: federated.state.body}
+        small, large = (reply.deltas for reply in federated.replies.values())
+
+        for cluster, part in parts.items():
+            tail = slice(sum(p.numel() for p in part.parameters()), None)
+            mean = (9 * small[cluster][tail] + 21 * large[cluster][tail]) / 30
+            assert np.abs(mean).max() > 0
+            expected = before[cluster][tail] + mean
+            np.testing.assert_allclose(after[cluster][tail], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["fedsoft", "pfedme", "apfl", "local", "cfl", "fesem"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:], ids=["sgd-rate-3", "momentum", "adam"])
+def test_other_algorithms_keep_their_variances_from_zero_up(
+    algorithm: str, optimizer: dict[str, object]
+) -> None:
+    federated = federation(
+        3, 16, algorithm=algorithm, model=f"{__name__}:small_norms", local_epochs=4,
+        share_local_models=True, cfl_warmup=2, learning_rate=0.01, pfedme_lambda=1.0, **optimizer,
+    )  # fmt: skip
+
+    for _ in range(6):
+        federated.round()
+        assert_sound(federated)
+
+    assert variances(federated).min() < 0.02  # of features that never vary
+    assert all(np.isfinite(m["loss"]) for m in federated.evaluate().values())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_half_precision_on_the_wire_makes_no_variance_negative(shared: bool) -> None:
+    # Prepare: many batches, after which the variance of a feature that never varies is next to 0
+    federated = federation(
+        2, 16, algorithm="fedrc", model=f"{__name__}:small_norms", clusters=2, shared_body=shared,
+        local_epochs=40,
+    )  # fmt: skip
+    algorithm, classes = federated.algorithm, federated.scenario.classes
+
+    for number in range(1, 5):
+        # Execute
+        sent = algorithm.broadcast(federated.state, number, classes)
+        content = wire.encode_broadcast(sent, "layout", half=True)
+        arrived = wire.decode_broadcast(content, "layout")
+        result = algorithm.begin_round()
+        for client in federated.clients[:2]:
+            fresh = ClientState.start(federated.state.clusters)
+            state = federated.client_states.get(client.name, fresh)
+            reply, state = algorithm.train(arrived, state, federated.runtime(client, number))
+            federated.client_states[client.name] = state
+            packed = wire.encode_reply(reply, arrived, half=True)
+            back = wire.decode_reply(packed, sent, classes, merge=False)
+            algorithm.receive(federated.state, result, client.name, back)
+        federated.state, _ = algorithm.end_round(federated.state, result, number)
+
+        # Assert
+        assert_sound(federated)
+    assert variances(federated).min() < 1e-3
