@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import linkage, to_tree
 
 from fedrc_flwr.algorithms.base import (
     Broadcast,
@@ -159,17 +159,21 @@ def due(updates: list[Vector], samples: Floats, eps1: float, eps2: float) -> boo
 
 
 def bipartition(updates: list[Vector]) -> np.ndarray:
-    """Which clients leave, (n,): two groups by cosine similarity, complete linkage.
+    """Which of at least two clients leave, (n,); the group of the first client stays.
 
-    The group of the first client stays.
+    The two groups are those whose largest cosine similarity across is smallest, as Sattler et al.
+    ask for. Single linkage finds them: its last step joins the two groups that are farthest apart
+    by their nearest members.
     """
     stacked = np.stack(updates).astype(np.float64)
     lengths = np.linalg.norm(stacked, axis=1, keepdims=True)
     directions = stacked / np.maximum(lengths, 1e-12)
     distances = np.clip(1.0 - directions @ directions.T, 0.0, 2.0)
     condensed = distances[np.triu_indices(len(updates), k=1)]
-    groups = fcluster(linkage(condensed, method="complete"), 2, criterion="maxclust")
-    return np.asarray(groups != groups[0])
+    last = to_tree(linkage(condensed, method="single"))
+    leaves = np.zeros(len(updates), dtype=bool)
+    leaves[last.left.pre_order()] = True
+    return leaves ^ leaves[0]
 
 
 def _alone(broadcast: Broadcast) -> Floats:

@@ -1,6 +1,7 @@
 """The other algorithms against plain implementations: one client and one tensor at a time."""
 
 import copy
+import itertools
 import zlib
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedrc_flwr.algorithms import build_algorithm
+from fedrc_flwr.algorithms.base import Reply
 from fedrc_flwr.algorithms.cfl import SCALE, bipartition, due
 from fedrc_flwr.algorithms.fedsoft import importance
-from fedrc_flwr.algorithms.fesem import nearest
+from fedrc_flwr.algorithms.fesem import LOCAL, nearest
 from fedrc_flwr.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -27,7 +29,7 @@ from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import Scenario, Split
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
-from fedrc_flwr.state import ClientState
+from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
 torch.set_num_threads(1)
 
@@ -192,6 +194,39 @@ def test_the_nearest_model_by_hand():
     assert nearest(np.float32([1, 1]), models) == 1
 
 
+def test_fesem_and_cfl_go_by_parameters_and_not_by_running_statistics():
+    # Prepare: of three numbers the last is a variance, which points the other way
+    fesem, cfl = (
+        build_algorithm(tiny(algorithm=n, cfl_warmup=0, cfl_eps1=10.0)) for n in ("fesem", "cfl")
+    )
+    models = {0: np.float32([0, 0, 100]), 1: np.float32([5, 5, 9])}
+    server = ServerState(0, Membership((0, 1)), models, None, {}, parameters=2)
+    remembered = ClientState(
+        1, (0, 1), np.array([0.0, 1.0]), vectors={LOCAL: np.float32([1, 1, 9])}
+    )
+
+    # Execute: distances of 1.4 and 5.7, with the variance 91 and 5.7
+    _, state = fesem.expectation(
+        np.zeros((4, 2)), np.zeros(4, dtype=int), fesem.broadcast(server, 2, 10), remembered,
+        np.random.default_rng(0),
+    )  # fmt: skip
+    updates = {"a": [1, 0, 50], "b": [0, 2, 50], "c": [0.9, 0, -50]}
+    records = {name: ClientRecord("train", 1, cluster=0) for name in updates}
+    server = replace(server, membership=Membership((0,)), models={0: models[0]}, clients=records)
+    result = cfl.begin_round()
+    for name, update in updates.items():
+        reply = Reply(1, {0: np.float32(update)}, np.ones((1, 10)), None, 0.0, 0, {"loss": 1.0})
+        cfl.receive(server, result, name, reply)
+    after, _ = cfl.end_round(server, result, 1)
+
+    # Assert: b leaves a and c; the scale is the mean of 1, 2 and 0.9
+    assert state.mixture_weights.tolist() == [1.0, 0.0]
+    assert after.numbers[SCALE] == pytest.approx(1.3)
+    assert {name: record.cluster for name, record in after.clients.items()} == {
+        "a": 0, "b": 1, "c": 0
+    }  # fmt: skip
+
+
 def test_an_observer_of_fesem_takes_the_cluster_with_the_smallest_loss():
     federated = federation(algorithm="fesem")
     federated.round()
@@ -282,12 +317,30 @@ def test_a_client_of_fedsoft_sends_one_network_and_predicts_with_it():
         assert outcome[client.name]["accuracy"] == accuracy_of(federated, vector, client)
 
 
-def accuracy_of(federated, vector, client):
+def test_a_client_of_fedsoft_is_judged_on_its_training_samples_with_its_own_network():
+    # Prepare
+    federated = federation(algorithm="fedsoft")
+    federated.round()
+    own = {name: state.vectors["personal"] for name, state in federated.client_states.items()}
+
+    # Execute: evaluated after the first round, then a second round from there
+    metrics = federated.evaluate()
+    federated.round()
+
+    # Assert
+    for client in training_clients(federated):
+        expected = accuracy_of(federated, own[client.name], client, client.fit)
+        assert metrics[client.name]["fit_accuracy"] == pytest.approx(expected)
+        assert federated.replies[client.name].metrics["accuracy"] == pytest.approx(expected)
+
+
+def accuracy_of(federated, vector, client, split=None):
+    split = client.test if split is None else split
     model = federated.initial_models()[0]
     nn.utils.vector_to_parameters(torch.from_numpy(vector), model.parameters())
     with torch.no_grad():
-        predicted = model(torch.from_numpy(client.test.inputs)).argmax(dim=1)
-    return float((predicted == torch.from_numpy(client.test.labels)).double().mean())
+        predicted = model(torch.from_numpy(split.inputs)).argmax(dim=1)
+    return float((predicted == torch.from_numpy(split.labels)).double().mean())
 
 
 # --- local training ------------------------------------------------------------------------------
@@ -313,6 +366,27 @@ def test_local_training_goes_on_where_it_was_and_sends_only_what_was_asked_for(s
     for client in training_clients(federated):
         vector = federated.client_states[client.name].vectors["personal"]
         assert outcome[client.name]["accuracy"] == accuracy_of(federated, vector, client)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"global_learning_rate": 0.3},
+        {"server_optimizer": "momentum"},
+        {"server_optimizer": "adam", "global_learning_rate": 2.0},
+    ],
+)
+def test_the_servers_model_is_the_average_of_local_ones_whatever_its_optimizer(keys):
+    federated = federation(algorithm="local", share_local_models=True, **keys)
+
+    for _ in range(3):
+        federated.round()
+
+    vectors = [
+        federated.client_states[c.name].vectors["personal"] for c in training_clients(federated)
+    ]
+    expected = np.average(vectors, axis=0, weights=[27, 9, 16, 1])
+    np.testing.assert_allclose(federated.state.models[0], expected, atol=1e-5)
 
 
 # --- pFedMe --------------------------------------------------------------------------------------
@@ -460,13 +534,47 @@ def test_bipartition_by_hand():
     np.testing.assert_array_equal(bipartition(updates), [False, True, False, True])
 
 
-def test_bipartition_goes_by_the_farthest_pair():
-    # On the circle at 0, 40, 85 and 135 degrees: after 0 and 40 have joined, 85 is 85 degrees from
-    # the farther of them and goes with 135; by the nearest pair it would go with 40.
+def test_bipartition_cuts_at_the_widest_gap():
+    # On the circle at 0, 40, 85 and 135 degrees: the gaps are 40, 45 and 50 degrees, so the largest
+    # similarity across the two groups is smallest, cos 50, where 135 goes alone.
     angles = np.radians([0, 40, 85, 135])
     updates = [np.float32([np.cos(a), np.sin(a)]) for a in angles]
 
-    np.testing.assert_array_equal(bipartition(updates), [False, False, True, True])
+    np.testing.assert_array_equal(bipartition(updates), [False, False, False, True])
+
+
+def cosine(one, other):
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def largest_across(updates, leaves):
+    """The largest similarity of two clients in different groups."""
+    pairs = itertools.combinations(range(len(updates)), 2)
+    return max(cosine(updates[i], updates[j]) for i, j in pairs if leaves[i] != leaves[j])
+
+
+def test_bipartition_is_the_best_of_all_in_200_random_cases():
+    for case in range(200):
+        rng = np.random.default_rng(case)
+        number, size = int(rng.integers(2, 9)), int(rng.integers(2, 6))
+        updates = [rng.normal(size=size).astype(np.float32) for _ in range(number)]
+
+        leaves = bipartition(updates)
+
+        every = itertools.product([False, True], repeat=number - 1)
+        best = min(largest_across(updates, (False, *rest)) for rest in every if any(rest))
+        assert not leaves[0]
+        assert largest_across(updates, leaves) == pytest.approx(best, abs=1e-6), case
+
+
+@pytest.mark.parametrize(
+    "updates", [[[1, 0]] * 2, [[1, 0]] * 5, [[0, 0]] * 3, [[1, 0], [0, 1], [-1, 0], [0, -1]]]
+)
+def test_bipartition_makes_two_groups_even_of_equal_similarities(updates):
+    leaves = bipartition([np.float32(u) for u in updates])
+
+    assert not leaves[0]
+    assert leaves.any()
 
 
 def test_cfl_agrees_with_a_plain_implementation_over_a_split():
@@ -504,23 +612,11 @@ def test_cfl_agrees_with_a_plain_implementation_over_a_split():
 
 
 def halves(steps):
-    """Complete linkage down to two groups, naively; the group with the first name is cluster 0."""
-
-    def far(one, other):
-        return max(
-            1 - steps[a] @ steps[b] / np.linalg.norm(steps[a]) / np.linalg.norm(steps[b])
-            for a in one
-            for b in other
-        )
-
-    groups = [[name] for name in sorted(steps)]
-    while len(groups) > 2:
-        pairs = [(far(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])]
-        _, i, j = min(pairs)
-        groups[j] += groups.pop(i)
-    first = min(steps)
-    groups.sort(key=lambda group: first not in group)
-    return dict(enumerate(groups))
+    """The best of all ways to split; the group with the first name is cluster 0."""
+    names = sorted(steps)
+    ways = [way for way in itertools.product([0, 1], repeat=len(names)) if way[0] == 0 and any(way)]
+    best = min(ways, key=lambda way: largest_across([steps[n] for n in names], way))
+    return {k: [n for n, side in zip(names, best, strict=True) if side == k] for k in (0, 1)}
 
 
 def test_cfl_stops_at_the_limit_and_waits_for_the_warm_up():
