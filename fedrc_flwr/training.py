@@ -334,12 +334,19 @@ def _objective(
 
 
 def decorrelation(features: Tensor) -> Tensor:
-    """FedDecorr: squared Frobenius norm of the features' correlations over their squared number."""
+    """FedDecorr: the mean square of ``z'z`` off its diagonal, over the number of samples.
+
+    z are the features, (N, D), standardised one by one over at least two samples. This is what the
+    authors' code computes: about N times their printed formula.
+    """
     flat = features.flatten(1)
+    samples, size = flat.shape
+    if size == 1:
+        return flat.new_zeros(())
     centred = flat - flat.mean(dim=0)
-    standardised = centred / (centred.var(dim=0, unbiased=False) + 1e-8).sqrt()
-    correlation = standardised.T @ standardised / len(flat)
-    return correlation.square().sum() / correlation.shape[0] ** 2
+    standardised = centred / (centred.var(dim=0) + 1e-8).sqrt()
+    squares = (standardised.T @ standardised).square()
+    return (squares.sum() - squares.trace()) / (size * (size - 1) * samples)
 
 
 @torch.no_grad()
@@ -354,7 +361,7 @@ def _sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: Loc
         if settings.weight_decay > 0:
             gradient.add_(values, alpha=settings.weight_decay * part)
         if settings.prox_mu > 0:
-            gradient.add_(values - start[number], alpha=settings.prox_mu)
+            gradient.add_(values - start[number], alpha=settings.prox_mu * part)
         if before is not None:
             gradient.add_(before, alpha=settings.momentum)
         values.sub_(gradient, alpha=settings.learning_rate)

@@ -132,16 +132,17 @@ def batches(samples: int, size: int, epochs: int, rng: np.random.Generator) -> l
 
 
 def correlation_penalty(features: Tensor) -> Tensor:
-    """FedDecorr's ||corr||_F^2 / d^2, one pair of features at a time."""
-    size = features.shape[1]
+    """FedDecorr's mean square of z'z off its diagonal, over n, one pair of features at a time."""
+    samples, size = features.shape
     deviations = features - features.mean(dim=0)
-    spreads = [((deviations[:, p] ** 2).mean() + 1e-8) ** 0.5 for p in range(size)]
+    spreads = [((deviations[:, p] ** 2).sum() / (samples - 1) + 1e-8) ** 0.5 for p in range(size)]
     total = torch.zeros((), dtype=features.dtype)
     for p in range(size):
         for q in range(size):
-            covariance = (deviations[:, p] * deviations[:, q]).mean()
-            total = total + (covariance / (spreads[p] * spreads[q])) ** 2
-    return total / size**2
+            if p != q:
+                product = (deviations[:, p] * deviations[:, q]).sum()
+                total = total + (product / (spreads[p] * spreads[q])) ** 2
+    return total / (size * (size - 1)) / samples
 
 
 def local_sgd(
@@ -158,8 +159,8 @@ def local_sgd(
 ) -> nn.Module:
     """A copy of ``model`` after torch's SGD on mean_j weights_j f(x_j, y_j) over the batches.
 
-    The penalties count by the mean weight: of all samples for the weight decay, of the batch for
-    the features' correlations. FedProx's pull is the objective mu/2 |theta - theta_start|^2.
+    The penalties count by the mean weight: of all samples for the weight decay and for FedProx's
+    mu/2 |theta - theta_start|^2, of the batch for the features' correlations.
     """
     trained = copy.deepcopy(model).train()
     start = [p.detach().clone() for p in trained.parameters()]
@@ -177,7 +178,8 @@ def local_sgd(
             penalty = correlation_penalty(features)
             objective = objective + decorr_beta * weights[rows].mean() * penalty
         for parameter, old in zip(trained.parameters(), start, strict=True):
-            objective = objective + 0.5 * prox_mu * ((parameter - old) ** 2).sum()
+            pull = ((parameter - old) ** 2).sum()
+            objective = objective + 0.5 * prox_mu * float(weights.mean()) * pull
         optimizer.zero_grad()
         objective.backward()
         optimizer.step()

@@ -289,15 +289,15 @@ def test_training_with_a_shared_body_is_the_same_as_torchs_sgd_on_the_summed_obj
     # Execute
     deltas = train(bank, inputs, labels, shares, [0, 1], local, np.random.default_rng(4))
 
-    # Assert: the body decays in full, the heads by the client's part in them
+    # Assert: the body decays and is pulled back in full, the heads by the client's part in them
     body, heads = copy.deepcopy(models[0].body), [copy.deepcopy(m.head) for m in models]
     parts = [body, *heads]
     starts = [[p.detach().clone() for p in part.parameters()] for part in parts]
-    decays = [0.1, 0.1 * shares[:, 0].mean(), 0.1 * shares[:, 1].mean()]
+    client_parts = [1.0, shares[:, 0].mean(), shares[:, 1].mean()]
     optimizer = torch.optim.SGD(
         [
-            {"params": list(part.parameters()), "weight_decay": decay}
-            for part, decay in zip(parts, decays, strict=True)
+            {"params": list(part.parameters()), "weight_decay": 0.1 * share}
+            for part, share in zip(parts, client_parts, strict=True)
         ],
         lr=0.2,
         momentum=0.9,
@@ -309,9 +309,9 @@ def test_training_with_a_shared_body_is_the_same_as_torchs_sgd_on_the_summed_obj
             losses = functional.cross_entropy(head(features), labels[rows], reduction="none")
             objective = objective + (weights * losses).mean()
             objective = objective + 0.2 * weights.mean() * reference.correlation_penalty(features)
-        for part, start in zip(parts, starts, strict=True):
+        for part, start, share in zip(parts, starts, client_parts, strict=True):
             for parameter, old in zip(part.parameters(), start, strict=True):
-                objective = objective + 0.5 * 0.3 * ((parameter - old) ** 2).sum()
+                objective = objective + 0.5 * 0.3 * share * ((parameter - old) ** 2).sum()
         optimizer.zero_grad()
         objective.backward()
         optimizer.step()
@@ -426,7 +426,7 @@ def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold(key
         state.clients["one"] = ClientRecord("train", len(data.fit))
         bank = ModelBank([build_model(config, (8, 8), 10, 0) for _ in range(2)], CPU)
         runtime = ClientRuntime(
-            config, bank, data.fit, data.test, 10, 0.0, np.random.default_rng(2)
+            config, bank, data.fit, data.test, 10, 0.0, np.random.default_rng(2), "train"
         )
         remembered = ClientState(0, (0, 1), np.array([1 - 2e-4, 2e-4]))
 
@@ -579,13 +579,35 @@ def test_accuracy_is_the_share_of_right_predictions():
 
 
 def test_decorrelation_of_two_features_by_hand():
-    # Prepare: deviations (-1, 0, 1) and (-1, 2, -1): variances 2/3 and 2, covariance 0; and a copy
+    # Prepare: deviations (-1, 0, 1) and (-1, 2, -1): variances 1 and 3, covariance 0; and a copy
     apart = torch.tensor([[-1.0, -1.0], [0.0, 2.0], [1.0, -1.0]], dtype=torch.float64)
     same = apart[:, [0, 0]]
 
-    # Execute and assert: correlations [[1, 0], [0, 1]], then all ones, over 2^2
-    assert float(decorrelation(apart)) == pytest.approx(2 / 4, abs=1e-6)
-    assert float(decorrelation(same)) == pytest.approx(4 / 4, abs=1e-6)
+    # Execute and assert: z'z is [[2, 0], [0, 2]], then all 2; the mean of the squares off the
+    # diagonal is 0, then 4, over three samples
+    assert float(decorrelation(apart)) == pytest.approx(0.0, abs=1e-6)
+    assert float(decorrelation(same)) == pytest.approx(4 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(("samples", "features"), [(128, 64), (16, 5)])
+def test_decorrelation_is_stronger_than_the_printed_formula_by_the_batch(samples, features):
+    # Prepare: the printed formula, squared Frobenius norm of the correlations over d^2
+    values = np.random.default_rng(0).normal(size=(samples, features)) @ np.random.default_rng(
+        1
+    ).normal(size=(features, features))
+    ours, printed = (torch.from_numpy(values).requires_grad_() for _ in range(2))
+
+    # Execute
+    decorrelation(ours).backward()
+    (torch.corrcoef(printed.T).square().sum() / features**2).backward()
+
+    # Assert: (n - 1)^2 / n times d / (d - 1), 128 for batches of 128 and 64 features
+    factor = (samples - 1) ** 2 / samples * features / (features - 1)
+    torch.testing.assert_close(ours.grad, factor * printed.grad, rtol=1e-5, atol=1e-9)
+
+
+def test_a_single_feature_has_nothing_to_be_correlated_with():
+    assert float(decorrelation(torch.arange(4.0)[:, None])) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(3))
