@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, local_settings
 from fedrc_flwr.algorithms.fedavg import FedAvg
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ClientState
@@ -18,10 +19,14 @@ class Local(FedAvg):
     """Every client trains alone; the server's model stays as it was.
 
     Where ``share-local-models`` is on, the networks are sent after all, and the server's model is
-    their average: what an observer is judged with in a comparison.
+    their average, whatever optimizer is configured: what an observer is judged with in a
+    comparison.
     """
 
     name = "local"
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(replace(config, server_optimizer="sgd", global_learning_rate=1.0))
 
     def maximisation(
         self,
