@@ -47,6 +47,27 @@ def test_features_are_scaled_by_training_statistics(tmp_path: Path, name: str) -
     assert data.train_inputs.dtype == np.float32
 
 
+@pytest.mark.parametrize(("rows", "used"), [(58_103, 58_100), (500, 500)])
+def test_airline_is_cut_to_its_first_rows_as_in_the_paper(
+    tmp_path: Path, rows: int, used: int
+) -> None:
+    # Prepare: the first attribute tells the time
+    lines = [",".join([*tabular.AIRLINE, *tabular.AIRLINE_NAMES, "ArrDelay"])]
+    rest = ",".join(["0"] * (len(tabular.AIRLINE) - 1) + ["NW", "LAX", "PHX"])
+    lines += [f"{row},{rest},{1 - row % 2}" for row in range(rows)]
+    (tmp_path / "airline.csv").write_text("\n".join(lines))
+
+    # Execute
+    data = tabular.airline(tmp_path)
+
+    # Assert: as many rows, of which none is from after the cut
+    times = np.concatenate([data.train_inputs[:, 0], data.test_inputs[:, 0]]).astype(np.float64)
+    assert len(times) == used
+    steps = np.diff(np.sort(times))
+    assert steps.max() == pytest.approx(steps.min(), rel=0.05)
+    assert data.test_inputs[:, 0].max() == times.max()
+
+
 def test_constant_feature_is_zero_and_not_nan(tmp_path: Path) -> None:
     lines = [",".join([*tabular.ELECTRICITY, "class"])]
     lines += [f"1,2,3,4,5,6,7,{row},{'UP' if row % 2 else 'DOWN'}" for row in range(40)]
