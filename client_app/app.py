@@ -56,9 +56,8 @@ def train(message: Message, context: Context) -> Message:
     if state is None:
         log(INFO, "%s: no earlier state, starting from uniform weights", node.data.name)
         state = ClientState.start(broadcast.membership.clusters)
-    if node.noise > 0:
-        # What was sent in a round that is now repeated was sent all the same.
-        state = replace(state, releases=max(state.releases, node.states.releases()))
+    # What was sent counts, even where the round is repeated or the state of it is of no use.
+    state = replace(state, releases=max(state.releases, node.states.releases()))
     ready = time.time()
     reply, state = node.algorithm.train(broadcast, state, node.runtime(broadcast.round))
     reply.metrics["fresh"] = float(fresh and broadcast.round > 1)

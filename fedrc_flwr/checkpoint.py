@@ -163,8 +163,10 @@ def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
     if not state.is_finite():
         raise DivergedError(f"the state after round {state.round} {NOT_FINITE}: it is not saved")
     arrays: Arrays = {"mixture_weights": state.mixture_weights}
+    if state.responsibilities is not None:
+        arrays["responsibilities"] = state.responsibilities
     if state.moments is not None:
-        arrays["responsibilities"] = state.moments.responsibilities
+        arrays["moments"] = state.moments.responsibilities
         arrays["first"] = state.moments.first
         arrays["second"] = state.moments.second
     arrays |= {f"{VECTOR}{name}": vector for name, vector in state.vectors.items()}
@@ -180,13 +182,14 @@ def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
 def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
     """The inverse of ``pack_client``."""
     moments = None
-    if "responsibilities" in arrays:
-        moments = AdamMoments(arrays["responsibilities"], arrays["first"], arrays["second"])
+    if "moments" in arrays:
+        moments = AdamMoments(arrays["moments"], arrays["first"], arrays["second"])
     state = ClientState(
         round=int(about["round"]),
         clusters=tuple(about["clusters"]),
         mixture_weights=arrays["mixture_weights"],
         moments=moments,
+        responsibilities=arrays.get("responsibilities"),
         releases=int(about["releases"]),
         vectors={
             name.removeprefix(VECTOR): array

@@ -90,7 +90,7 @@ def check_distribution(weights: Floats, shape: tuple[int, ...], what: str) -> No
         or not np.allclose(weights.sum(axis=-1), 1.0, rtol=0.0, atol=TOLERATED)
     ):
         raise WeightsError(
-            f"{what}: expected finite weights of shape {shape} from 0 up, each row summing to 1"
+            f"{what}: expected finite weights of shape {shape} from 0 up, that sum to 1"
         )
 
 

@@ -19,6 +19,14 @@ class CheckpointError(FedRCError):
     """A checkpoint is missing, torn, or does not fit this run."""
 
 
+class DivergedError(FedRCError):
+    """Training or scoring gave numbers that are not finite."""
+
+
+class WeightsError(FedRCError):
+    """Weights over clusters are not a distribution: finite, not negative, summing to one."""
+
+
 class WireError(FedRCError):
     """A message does not follow the schema: wrong version, shape, or value."""
 

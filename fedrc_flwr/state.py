@@ -39,7 +39,9 @@ class Membership:
 class ClientState:
     """A client's mixture weights after a round, by cluster id, and the Adam variant's memory.
 
-    ``releases`` counts the noisy statistics sent so far: the client alone knows of those that never
+    ``responsibilities``, (N, K), are those of the round, kept where clusters may be removed: the
+    weights over the clusters that are left are the mean of what is left of each sample's. The Adam
+    variant's memory has them anyway. ``releases`` counts the noisy statistics sent so far: the client alone knows of those that never
     arrived. ``vectors`` and ``numbers`` are what some algorithms keep on the client besides: a
     network of its own, or how much of it to use.
     """
@@ -48,6 +50,7 @@ class ClientState:
     clusters: tuple[int, ...]
     mixture_weights: Floats
     moments: AdamMoments | None = None
+    responsibilities: Floats | None = None
     releases: int = 0
     vectors: dict[str, Vector] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -63,26 +66,41 @@ class ClientState:
         memory = (
             () if moments is None else (moments.responsibilities, moments.first, moments.second)
         )
-        return finite(
-            [self.mixture_weights, *memory, *self.vectors.values(), *self.numbers.values()]
-        )
+        own = (*self.vectors.values(), *self.numbers.values())
+        return finite([self.mixture_weights, self.responsibilities, *memory, *own])
 
     def moved_to(self, membership: Membership) -> ClientState:
-        """The same state over the clusters that are alive now."""
+        """The same state over the clusters that are alive now (the paper's Algorithm 2).
+
+        Where no responsibilities are known, the weights themselves are renormalised: exact where a
+        client's samples all have the same.
+        """
         if self.clusters == membership.clusters:
             return self
         mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
-        moments = self.moments
+
+        def left(responsibilities: Floats) -> Floats:
+            return em.renormalise(em.regroup(responsibilities, mapping, alive, 1), axis=1)
+
+        weights = em.renormalise(em.regroup(self.mixture_weights, mapping, alive, 0), axis=0)
+        moments, responsibilities = self.moments, self.responsibilities
         if moments is not None:
             moments = AdamMoments(
-                em.renormalise(em.regroup(moments.responsibilities, mapping, alive, 1), axis=1),
+                left(moments.responsibilities),
                 em.regroup(moments.first, mapping, alive, 1),
                 em.regroup(moments.second, mapping, alive, 1),
             )
             weights = em.update_mixture_weights(moments.responsibilities)
-        else:
-            weights = em.renormalise(em.regroup(self.mixture_weights, mapping, alive, 0), axis=0)
-        return replace(self, clusters=membership.clusters, mixture_weights=weights, moments=moments)
+        if responsibilities is not None:
+            responsibilities = left(responsibilities)
+            weights = em.update_mixture_weights(responsibilities)
+        return replace(
+            self,
+            clusters=membership.clusters,
+            mixture_weights=weights,
+            moments=moments,
+            responsibilities=responsibilities,
+        )
 
 
 @dataclass(frozen=True)
@@ -206,7 +224,12 @@ class ServerState:
         return math.inf if error > 0 else 0.0
 
     def moved_to(self, membership: Membership) -> ServerState:
-        """The same state with clusters removed or merged; the clients' counts keep their labels."""
+        """The same state with clusters removed or merged; the clients' counts keep their labels.
+
+        The counts of a removed cluster go to the others label by label, as if all of a client's
+        samples of one label had the same responsibilities. That is an approximation, since the
+        server knows no single sample; the client's next report replaces it.
+        """
         mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
         columns = [self.clusters.index(c) for c in membership.clusters]
         clients = dict(self.clients)

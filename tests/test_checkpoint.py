@@ -31,7 +31,7 @@ from fedrc_flwr.checkpoint import (
     unpack_client,
 )
 from fedrc_flwr.em import AdamMoments
-from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.errors import CheckpointError, DivergedError
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
 
@@ -118,8 +118,10 @@ def test_checkpoint_comes_back_bit_for_bit(tmp_path: Path, state: ServerState) -
 
 @settings(max_examples=40)
 @given(
-    vector=arrays.arrays(np.float32, st.integers(0, 9)),
-    counts=arrays.arrays(np.float64, (1, 3)),
+    vector=arrays.arrays(
+        np.float32, st.integers(0, 9), elements=st.floats(-(2.0**60), 2.0**60, width=32)
+    ),
+    counts=arrays.arrays(np.float64, (1, 3), elements=st.floats(-(2.0**60), 2.0**60)),
     noise=st.floats(min_value=0, allow_infinity=False),
     name=st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable()),
 )
@@ -213,7 +215,7 @@ def test_metadata_that_is_no_json_object_is_refused(tmp_path: Path, content: str
     assert_refused(path)
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, 1, 3, "2", None])
 def test_another_schema_version_is_refused(tmp_path: Path, schema: Any) -> None:
     path = tmp_path / "round-000001.safetensors"
     save_file({"model/0": np.zeros(3)}, path, metadata={"fedrc": json.dumps({"schema": schema})})
@@ -253,6 +255,174 @@ def test_checkpoint_without_one_of_its_models_is_refused(tmp_path: Path) -> None
     module.write_atomically(path, tensors, about)
 
     assert_refused(path, "model/4")
+
+
+# --- damaged ------------------------------------------------------------------------------------
+
+
+def flipped(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_one_flipped_byte_in_the_middle_of_a_tensor_is_noticed(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
+    model = full_state().models[4].tobytes()
+    place = path.read_bytes().index(model) + len(model) // 2
+    # The lowest bits of a fraction: nothing but a checksum can notice.
+    flipped(path, place - place % 4)
+
+    assert_refused(path, "damaged: its checksum does not match")
+
+
+@pytest.mark.parametrize("kind", ["server", "client"])
+def test_one_flipped_byte_anywhere_is_noticed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "round-000004.safetensors"
+    if kind == "server":
+        save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
+    else:
+        save_client_state(tmp_path, client_state(4, moments=True))
+    whole = path.read_bytes()
+
+    for place in range(len(whole)):
+        flipped(path, place)
+        with pytest.raises(CheckpointError, match=r"damaged|torn|not one of|schema"):
+            load_checkpoint(path) if kind == "server" else load_client_state(tmp_path, 5)
+        path.write_bytes(whole)
+
+
+def test_without_models_only_what_is_read_is_verified(tmp_path: Path) -> None:
+    state = full_state()
+    path = save_checkpoint(tmp_path, checkpoint_of(state), keep=1)
+    whole = path.read_bytes()
+    counts = state.clients["a"].label_counts
+    assert counts is not None
+
+    flipped(path, whole.index(state.models[1].tobytes()))
+    read = load_checkpoint(path, models=False)
+    path.write_bytes(whole)
+    flipped(path, whole.index(counts.tobytes()))
+
+    np.testing.assert_array_equal(read.state.clients["a"].label_counts, counts)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(path, models=False)
+
+
+# --- not finite ---------------------------------------------------------------------------------
+
+WORST = [np.nan, np.inf, -np.inf, 1e30]
+
+
+def spoilt(state: ServerState, part: str, value: float) -> ServerState:
+    record = state.clients["a"]
+    assert record.label_counts is not None
+    changes: dict[str, Any] = {
+        "model": {"models": {**state.models, 4: np.full(6, value, dtype=np.float32)}},
+        "body": {"body": np.array([1.0, value], dtype=np.float32)},
+        "slot": {"optimizer": {"second": {1: np.array([0.0, value])}}},
+        "counts": {
+            "clients": {"a": dataclasses.replace(record, label_counts=np.full((2, 3), value))}
+        },
+        "losses": {
+            "clients": {"a": dataclasses.replace(record, cross_losses=np.full((2, 2), value))}
+        },
+    }
+    return dataclasses.replace(state, **changes[part])
+
+
+@pytest.mark.parametrize("value", WORST)
+@pytest.mark.parametrize("part", ["model", "body", "slot", "counts", "losses"])
+def test_server_state_that_is_not_finite_is_neither_saved_nor_loaded(
+    tmp_path: Path, part: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = save_checkpoint(tmp_path, checkpoint_of(full_state(3)), keep=3)
+    bad = checkpoint_of(spoilt(full_state(), part, value))
+
+    with pytest.raises(CheckpointError, match="after round 4 holds numbers that are not finite"):
+        save_checkpoint(tmp_path, bad, keep=3)
+    assert list(tmp_path.iterdir()) == [before]
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerState, "is_finite", lambda state: True)
+        path = save_checkpoint(tmp_path, bad, keep=3)
+
+    assert_refused(path, "not finite")
+    assert latest_checkpoint(tmp_path)[0].state.round == 3
+
+
+def test_finite_numbers_of_any_usual_size_are_finite() -> None:
+    assert full_state().is_finite()
+    assert client_state(3, moments=True).is_finite()
+    assert dataclasses.replace(bare_state(), models={0: np.full(4, 1e18, np.float32)}).is_finite()
+
+
+def spoilt_client(round_number: int, part: str, value: float) -> ClientState:
+    state = client_state(round_number, moments=True)
+    assert state.moments is not None
+    if part == "moments":
+        return dataclasses.replace(
+            state, moments=dataclasses.replace(state.moments, second=np.full((5, 2), value))
+        )
+    if part == "vectors":
+        return dataclasses.replace(state, vectors={"own": np.array([0.0, value], np.float32)})
+    if part == "numbers":
+        return dataclasses.replace(state, numbers={"alpha": value})
+    return dataclasses.replace(state, mixture_weights=np.array([0.5, value]))
+
+
+@pytest.mark.parametrize("part", ["weights", "moments", "vectors", "numbers"])
+def test_client_state_that_is_not_finite_is_not_saved(tmp_path: Path, part: str) -> None:
+    save_client_state(tmp_path, client_state(1))
+
+    with pytest.raises(DivergedError, match="after round 2 holds numbers that are not finite"):
+        save_client_state(tmp_path, spoilt_client(2, part, np.nan))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
+
+
+@pytest.mark.parametrize("part", ["weights", "moments", "vectors", "numbers"])
+def test_client_state_that_is_not_finite_is_passed_over(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientState, "is_finite", lambda state: True)
+        save_client_state(tmp_path, client_state(1))
+        save_client_state(tmp_path, spoilt_client(2, part, np.nan))
+
+    found = load_client_state(tmp_path, 3, told.append)
+    (tmp_path / "round-000001.safetensors").unlink()
+    afresh = load_client_state(tmp_path, 3, told.append)
+
+    assert bits(found) == bits(client_state(1))
+    assert afresh is None
+    assert len(told) == 2
+    assert all("round-000002" in text and "not finite" in text for text in told)
+    # What it sent counts, though the state is of no use.
+    assert module.count_releases(tmp_path) == 2
+
+
+# --- one of several rounds ----------------------------------------------------------------------
+
+
+def test_checkpoint_of_a_round_is_found_and_else_the_rounds_are_named(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, checkpoint_of(bare_state(r)), keep=3) for r in (5, 6, 7)]
+
+    assert module.find_checkpoint(tmp_path, 6) == paths[1]
+    with pytest.raises(CheckpointError, match=r"no checkpoint of round 4; .* rounds: 5, 6, 7$"):
+        module.find_checkpoint(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="rounds: none"):
+        module.find_checkpoint(tmp_path / "gone", 4)
+
+
+def test_checkpoints_of_later_rounds_go_once_an_earlier_one_is_done_anew(tmp_path: Path) -> None:
+    for round_number in (5, 6, 7):
+        save_checkpoint(tmp_path, checkpoint_of(bare_state(round_number)), keep=3)
+
+    save_checkpoint(tmp_path, checkpoint_of(full_state(6)), keep=3)
+
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["round-000005", "round-000006"]
+    assert bits(latest_checkpoint(tmp_path)[0].state) == bits(full_state(6))
 
 
 # --- the newest that is readable ----------------------------------------------------------------

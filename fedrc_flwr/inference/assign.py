@@ -103,7 +103,7 @@ def assign(trained: Trained, samples: Split, seed: int = 0) -> Assignment:
 
 
 def _weights(trained: Trained, losses: Floats, labels: NDArray[np.int64]) -> Floats:
-    return trained.algorithm.assign(losses, labels, trained.broadcast)
+    return trained.algorithm.assigned_weights(losses, labels, trained.broadcast)
 
 
 def _on_halves(

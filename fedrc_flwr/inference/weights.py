@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedrc_flwr import em
 from fedrc_flwr.checkpoint import load_client_state
 from fedrc_flwr.em import Floats
-from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.errors import CheckpointError, WeightsError
 from fedrc_flwr.inference.trained import Trained
 from fedrc_flwr.report.log import write_json
 from fedrc_flwr.state import ClientState
@@ -23,10 +24,16 @@ KIND = "fedrc-weights"
 
 @dataclass(frozen=True)
 class Weights:
-    """Mixture weights over a checkpoint's living clusters, (K,), in their order."""
+    """Mixture weights over a checkpoint's living clusters, (K,), in their order.
+
+    They are a distribution: whatever predicts with them relies on it.
+    """
 
     clusters: tuple[int, ...]
     values: Floats
+
+    def __post_init__(self) -> None:
+        em.check_distribution(self.values, (len(self.clusters),), "mixture weights")
 
     @property
     def best(self) -> int:
@@ -111,8 +118,10 @@ def _moved(state: ClientState, trained: Trained, where: str) -> Weights:
             f"{where}: expected one weight for each of {len(state.clusters)} clusters, found "
             f"{values.shape}"
         )
-    if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1) > 1e-3:
-        raise CheckpointError(f"{where}: expected weights that sum to 1, found {values.tolist()}")
+    try:
+        em.check_distribution(values, values.shape, where)
+    except WeightsError as error:
+        raise CheckpointError(f"{error}, found {values.tolist()}") from None
     mapping = trained.membership.mapping_from(state.clusters)
     if not values[mapping >= 0].sum() > 0:
         raise CheckpointError(

@@ -89,7 +89,7 @@ def test_other_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_run(tmp_path, drawn_checkpoint())
     monkeypatch.undo()
 
-    refused(tmp_path, "schema 99", "reads schema 1")
+    refused(tmp_path, "schema 99", "reads schema 2")
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,13 @@ def test_vector_of_another_length_is_refused(tmp_path: Path) -> None:
 
 
 def test_model_with_nan_is_refused(tmp_path: Path) -> None:
-    given = drawn_checkpoint()
-    given.state.models[1][5] = np.nan
+    path = only_file(write_run(tmp_path, drawn_checkpoint()))
+    arrays, about = checkpoints.read_file(path)
+    arrays["model/1"] = arrays["model/1"].copy()
+    arrays["model/1"][5] = np.nan
+    checkpoints.write_atomically(path, arrays, about)
 
-    refused(write_run(tmp_path, given), "model 1", "NaN")
+    refused(path, str(path), "not finite")
 
 
 def test_counts_of_other_clusters_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from trained_run import concept_checkpoint, write_run
 
 from fedrc_flwr.checkpoint import save_client_state
-from fedrc_flwr.errors import CheckpointError
+from fedrc_flwr.errors import CheckpointError, WeightsError
 from fedrc_flwr.inference import (
     Trained,
     Weights,
@@ -68,6 +68,8 @@ def test_weights_of_an_earlier_round_follow_merged_and_removed_clusters(
         ({"mixture_weights": [0.5, 0.5]}, ["each of 3 clusters", "(2,)"]),
         ({"mixture_weights": [0.5, 0.9, 0.1]}, ["sum to 1"]),
         ({"mixture_weights": [-1.0, 1.0, 1.0]}, ["sum to 1"]),
+        ({"mixture_weights": [0.0, 0.0, 0.0]}, ["sum to 1"]),
+        ({"mixture_weights": [0.2, 0.7, 0.10001]}, ["sum to 1"]),
         ({"mixture_weights": "all"}, ["incomplete"]),
         ({"clusters": [7, 8, 9]}, ["[7, 8, 9]", "[0, 4, 5]"]),
     ],
@@ -80,6 +82,14 @@ def test_weights_that_do_not_fit_are_refused(
 
     for word in ["w.json", *words]:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 0.0, 0.0], [0.5, 0.6, -0.1], [np.nan, 0.5, 0.5], [0.5, 0.5], [0.3, 0.3, 0.3]]
+)
+def test_weights_that_are_no_distribution_do_not_come_into_being(values: list[float]) -> None:
+    with pytest.raises(WeightsError, match="sum to 1"):
+        Weights((0, 4, 5), np.array(values))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"kind": "fedrc-wei', b"[1]", b"\xff\xfe"])
