@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from fedrc_flwr import wire
+from fedrc_flwr.aggregation import update_norm
 from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm, RoundResult
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.errors import RunError, WireError
@@ -88,6 +89,7 @@ class FedRC(Strategy):
         self._names: dict[int, str] = {}
         self._traffic = Traffic()
         self._failed = FailedClients()
+        self._left_out: set[str] = set()  # clients without which the round is repeated
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -113,7 +115,7 @@ class FedRC(Strategy):
 
     def sample(self, server_round: int, attempt: int) -> list[str]:
         """The round's clients: a pure function of seed, round, attempt and who can be reached."""
-        names = self.roster.online(TRAIN)
+        names = [name for name in self.roster.online(TRAIN) if name not in self._left_out]
         size = max(1, math.floor(self.config.fraction * len(names) + 0.5))
         if size >= len(names):
             return names
@@ -206,7 +208,7 @@ class FedRC(Strategy):
         for attempt in range(self.config.failed_rounds):
             self._attempt = attempt
             messages = self.configure_train(server_round, ArrayRecord(), empty, grid)
-            sampled = len(self._names)
+            sampled = len(self._names) + len(self._left_out)
             metrics = self._fold(server_round, self._exchange(grid, messages), sampled)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
@@ -250,7 +252,11 @@ class FedRC(Strategy):
     def _fold(
         self, server_round: int, answers: Iterable[Answer], sampled: int
     ) -> dict[str, Any] | None:
-        """The next state and the round's metrics, or None where too few replies were good."""
+        """Take over the next state and return the round's metrics.
+
+        None where the round has to be repeated: too few replies were good, or the next state would
+        not be finite, in which case the clients that caused it are left out of the repetition.
+        """
         if self._broadcast is None:
             raise RunError("replies without a broadcast: configure_train comes first")
         result = self.algorithm.begin_round()
@@ -264,13 +270,28 @@ class FedRC(Strategy):
                 self._failed.add(answer.name, str(error))
                 continue
             self._traffic.up += wire.payload(content)
-            self.algorithm.receive(self.state, result, answer.name, reply)
+            result.norms[answer.name] = update_norm(reply.deltas.values())
+            with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite below
+                self.algorithm.receive(self.state, result, answer.name, reply)
         needed = max(1, math.ceil(self.config.min_replies * sampled))
         if len(result.records) < needed:
             log(WARNING, "round %s: %s of %s good replies, %s needed; it is repeated",
                 server_round, len(result.records), sampled, needed)  # fmt: skip
+            self._count_releases(result)
             return None
-        self.state, report = self.algorithm.end_round(self.state, result, server_round)
+        with np.errstate(over="ignore", invalid="ignore"):
+            state, report = self.algorithm.end_round(self.state, result, server_round)
+        if not state.is_finite():
+            culprits = result.culprits()
+            for name, reason in culprits.items():
+                self._failed.add(name, reason)
+            self._left_out |= set(culprits)
+            log(WARNING, "round %s: the models would not be finite; it is repeated without %s",
+                server_round, ", ".join(sorted(culprits)))  # fmt: skip
+            self._count_releases(result)
+            return None
+        self.state = state
+        self._left_out = set()
         return {
             "round": server_round,
             "exponent": self._broadcast.exponent,
@@ -279,6 +300,7 @@ class FedRC(Strategy):
             "movement": report.movement,
             "removed": list(report.adaptation.removed),
             "merged": [list(pair) for pair in report.adaptation.merged],
+            "undecided": report.adaptation.undecided,
             "loss": _mean(result, "loss"),
             "train_accuracy": _mean(result, "accuracy"),
             "client_ready_seconds": _mean(result, "ready_seconds"),
@@ -289,8 +311,18 @@ class FedRC(Strategy):
             "epsilon": epsilon(self.state, self.config),
         }
 
+    def _count_releases(self, result: RoundResult) -> None:
+        """Remember of a round that does not count what its clients have released in it."""
+        clients = dict(self.state.clients)
+        for name, record in result.records.items():
+            clients[name] = replace(clients[name], releases=record.releases)
+        self.state = replace(self.state, clients=clients)
+
     def _judge(self, answers: Iterable[Answer]) -> dict[str, Any]:
-        """Mean accuracy over training clients (local) and over observers (global)."""
+        """Mean accuracy over training clients (local) and over observers (global).
+
+        ``fit_accuracy`` is that of the same models on the training clients' own training samples.
+        """
         by_client: dict[str, dict[str, float]] = {}
         for answer in answers:
             content = self._content(answer)
@@ -309,11 +341,15 @@ class FedRC(Strategy):
             for key, name in (
                 ("accuracy", f"{scope}_accuracy"),
                 ("loss", f"{scope}_loss"),
-                ("fine_tuned_accuracy", f"fine_tuned_{scope}_accuracy"),
+                ("fine_tuned_accuracy", f"fine_tuned_{scope}_accuracy"),  # training clients alone
             ):
                 values = [m[key] for m in members if key in m]
                 if values:
                     outcome[name] = float(np.mean(values))
+        fitted = {n: m["fit_accuracy"] for n, m in by_client.items() if "fit_accuracy" in m}
+        if fitted:
+            samples = [self.state.clients[name].samples for name in fitted]
+            outcome["fit_accuracy"] = float(np.average(list(fitted.values()), weights=samples))
         if by_client:
             outcome["clients"] = by_client
         return outcome

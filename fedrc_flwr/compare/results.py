@@ -20,7 +20,7 @@ class Figures:
     """One run in numbers; accuracies are those of the round of best training accuracy."""
 
     round: int
-    train: float
+    train: float  # accuracy of the models that the round was judged with, on training samples
     local: float
     world: float  # global accuracy
     rand: float  # adjusted Rand index of the clusters with the true concepts, at the end
@@ -60,16 +60,21 @@ class Line:
 
 
 def figures(folder: Path) -> Figures | None:
-    """The figures of a run that completed, or None."""
+    """The figures of a run that completed, or None.
+
+    Every evaluation also scores its models on the training clients' training samples, and the best
+    of these training accuracies decides which evaluation counts. What a round logs while training
+    (``train_accuracy``) will not do: it belongs to the models from before the round.
+    """
     summary = read_json(folder / SUMMARY)
     rounds = [e for e in read_events(folder / METRICS) if e.get("event") == "round"]
-    judged = [e for e in rounds if not all(math.isnan(judgement(e, scope)) for scope in SCOPES)]
+    judged = [e for e in rounds if not math.isnan(_number(e.get("fit_accuracy")))]
     if summary.get("status") != "completed" or not judged:
         return None
-    best = max(judged, key=lambda event: _number(event.get("train_accuracy"), -math.inf))
+    best = max(judged, key=lambda event: _number(event["fit_accuracy"]))
     return Figures(
         round=int(best["round"]),
-        train=_number(best.get("train_accuracy")),
+        train=_number(best["fit_accuracy"]),
         local=judgement(best, "local"),
         world=judgement(best, "global"),
         rand=_number(summary.get("adjusted_rand_index")),
@@ -88,7 +93,10 @@ SCOPES = ("local", "global")
 
 
 def judgement(event: Event, scope: str) -> float:
-    """A round's accuracy, of the fine-tuned models where there are such; NaN: not evaluated."""
+    """A round's accuracy, after fine-tuning where clients do so; NaN: not evaluated.
+
+    Observers are never fine-tuned: global accuracy is always that of the federation's models.
+    """
     plain = _number(event.get(f"{scope}_accuracy"))
     return _number(event.get(f"fine_tuned_{scope}_accuracy"), plain)
 

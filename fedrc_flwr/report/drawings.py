@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, SOFT, GRID, LATE, FAILED = "#22262b", "#68707a", "#e6e4df", "#d08700", "#b3261e"
-LINES = ("-", "-", "--", "--", ":")
-SHADES = ("#2f5f8f", "#b3261e", "#2f5f8f", "#b3261e", "#68707a")
+LINES = ("-", "-", "--", ":")
+SHADES = ("#2f5f8f", "#b3261e", "#2f5f8f", "#68707a")
 LABELLED_ROWS = 60
 STYLE = {
     "font.size": 9.0,

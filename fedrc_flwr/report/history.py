@@ -83,7 +83,6 @@ ACCURACY = {
     "local_accuracy": "training clients",
     "global_accuracy": "observers",
     "fine_tuned_local_accuracy": "training clients, fine-tuned",
-    "fine_tuned_global_accuracy": "observers, fine-tuned",
     "train_accuracy": "while training",
 }
 LOSS = {"local_loss": "training clients", "global_loss": "observers", "loss": "while training"}

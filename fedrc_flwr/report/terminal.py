@@ -28,6 +28,7 @@ class Terminal:
             disable=not self.console.is_terminal,
         )
         self._task = self._bar.add_task("starting", total=rounds)
+        self._undecided = ""
 
     def __enter__(self) -> Terminal:
         self._bar.start()
@@ -45,7 +46,16 @@ class Terminal:
         """Print a round's line and move the bar."""
         if event.get("event") == "round":
             self.console.print(round_line(event, self._rounds), soft_wrap=True, markup=False)
+            undecided = event.get("undecided", "")
+            if undecided and undecided != self._undecided:
+                self.console.print(f"  {hidden(undecided)}", soft_wrap=True, markup=False)
+            self._undecided = undecided
             self._bar.update(self._task, completed=event["round"], description="training")
+
+
+def hidden(undecided: str) -> str:
+    """What noise on the statistics kept from being decided, as a sentence."""
+    return f"Noise on the statistics hides {undecided}; no cluster is removed or merged for that."
 
 
 def round_line(event: Event, rounds: int) -> str:
@@ -89,9 +99,9 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
     ]
     if summary.get("fine_tuned_local_accuracy") is not None:
         lines.append(f"  fine-tuned, local    {number('fine_tuned_local_accuracy')}")
-    if summary.get("fine_tuned_global_accuracy") is not None:
-        lines.append(f"  fine-tuned, global   {number('fine_tuned_global_accuracy')}")
     lines.append(f"  adjusted Rand index  {number('adjusted_rand_index')}")
     if summary.get("epsilon") is not None:
         lines.append(f"  epsilon spent        {number('epsilon')} (label counts only)")
+    if summary.get("undecided"):
+        lines.append(f"  {hidden(summary['undecided'])}")
     return [*lines, f"results in {directory}"]

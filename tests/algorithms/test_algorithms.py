@@ -455,8 +455,9 @@ def test_hard_training_trains_the_likeliest_cluster_alone_and_counts_softly():
         np.testing.assert_allclose(reply.label_counts.sum(axis=1) / reply.samples, weights)
 
 
-def plain_judgement(federated, client, weights, hard=False, models=None):
-    """Accuracy and loss on the test part, one sample and one model at a time."""
+def plain_judgement(federated, client, weights, hard=False, models=None, split=None):
+    """Accuracy and loss on the test part or another, one sample and one model at a time."""
+    split = client.test if split is None else split
     if models is None:
         models = federated.initial_models()[: len(weights)]
         for model, vector in zip(models, federated.state.models.values(), strict=True):
@@ -464,7 +465,7 @@ def plain_judgement(federated, client, weights, hard=False, models=None):
     if hard:
         weights = [float(k == int(np.argmax(weights))) for k in range(len(weights))]
     right, total = 0, 0.0
-    for x, y in zip(client.test.inputs, client.test.labels, strict=True):
+    for x, y in zip(split.inputs, split.labels, strict=True):
         mixed = [0.0] * 10
         for weight, model in zip(weights, models, strict=True):
             with torch.no_grad():
@@ -472,7 +473,7 @@ def plain_judgement(federated, client, weights, hard=False, models=None):
             mixed = [m + weight * float(p) for m, p in zip(mixed, probabilities, strict=True)]
         right += mixed.index(max(mixed)) == y
         total -= math.log(mixed[y])
-    return {"accuracy": right / len(client.test), "loss": total / len(client.test)}
+    return {"accuracy": right / len(split), "loss": total / len(split)}
 
 
 @pytest.mark.parametrize("clustering", ["soft", "hard-test", "hard-train"])
@@ -493,6 +494,36 @@ def test_evaluation_agrees_with_the_formula_of_the_prediction(clustering):
         assert got["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         assert got["cluster"] == int(weights.argmax())
         assert got["samples"] == len(client.test) > 0
+        # and the same rule on the training samples, with the models that are judged
+        on_fit = plain_judgement(
+            federated, client, weights, hard=clustering != "soft", split=client.fit
+        )
+        assert got["fit_accuracy"] == pytest.approx(on_fit["accuracy"])
+
+
+@pytest.mark.parametrize("clustering", ["soft", "hard-test", "hard-train"])
+def test_the_accuracy_while_training_follows_the_rule_of_the_prediction(clustering):
+    # Prepare: a second round, so that the models differ in what they know
+    federated = federation(clustering=clustering, learning_rate=0.3)
+    federated.round()
+    models = federated.initial_models()
+    for model, vector in zip(models, federated.state.models.values(), strict=True):
+        nn.utils.vector_to_parameters(torch.from_numpy(vector), model.parameters())
+
+    # Execute
+    federated.round()
+
+    # Assert: the broadcast models, with the weights of this round's E-step
+    mixed, likeliest = [], []
+    for client in federated.clients:
+        weights = federated.client_states[client.name].mixture_weights
+        for hard, found in ((False, mixed), (True, likeliest)):
+            told = plain_judgement(federated, client, weights, hard, models, client.fit)
+            found.append(told["accuracy"])
+    expected = mixed if clustering == "soft" else likeliest
+    got = [federated.replies[name].metrics["accuracy"] for name in NAMES]
+    assert got == pytest.approx(expected)
+    assert mixed != likeliest
 
 
 def test_hard_clustering_at_test_time_trains_softly():
@@ -582,13 +613,45 @@ def test_fine_tuning_is_one_local_epoch_weighed_by_the_mixture_weights():
         assert got["loss"] != got["fine_tuned_loss"]
 
 
+def test_an_observer_is_never_fine_tuned():
+    # Prepare
+    plain, tuned = (
+        federation(clients=None, observers_per_concept=1, fine_tune=on) for on in (False, True)
+    )
+    for run in (plain, tuned):
+        run.round()
+    observers = [c for c in tuned.clients if c.role == "observe"]
+    broadcast = tuned.algorithm.broadcast(tuned.state, 1, 10)
+
+    for observer in observers:
+        # Execute
+        runtime = tuned.runtime(observer, 0)
+        got = tuned.algorithm.evaluate(broadcast, None, runtime)
+
+        # Assert: the networks are still the federation's, and it is judged with them alone
+        for k, unit in enumerate(tuned.bank.units):
+            np.testing.assert_array_equal(unit.vector.numpy(), tuned.state.models[k])
+        assert got == plain.evaluate()[observer.name]
+        assert not any(name.startswith("fine_tuned") for name in got)
+    assert observers
+
+
+def test_a_training_client_that_was_never_sampled_is_fine_tuned():
+    federated = federation(fine_tune=True)
+    federated.round(NAMES[:2])
+
+    metrics = federated.evaluate()
+
+    assert all("fine_tuned_accuracy" in metrics[name] for name in NAMES)
+
+
 def test_a_client_without_test_samples_reports_none():
     federated = federation(test_fraction=0.0)
     federated.round()
 
     metrics = federated.evaluate()
 
-    assert metrics["client-0"].keys() == {"samples", "cluster"}
+    assert metrics["client-0"].keys() == {"samples", "cluster", "fit_accuracy"}
     assert metrics["client-0"]["samples"] == 0.0
 
 
@@ -706,27 +769,60 @@ def train_once(federated, noise_rng=None, state=None):
 
 
 def test_a_replys_statistics_are_clipped_and_noised_and_nothing_else_is():
-    # Prepare: a clip of 2, below the norm of 27 samples' counts and of their losses
+    # Prepare: 27 samples and a share of 0.1, which is below the joint norm of counts and table
     exact, _ = train_once(federation(merge=True))
-    noisy = federation(merge=True, count_noise=1.5, count_clip=2.0)
+    noisy = federation(merge=True, count_noise=1.5, count_clip=0.1)
 
     # Execute
     reply, state = train_once(noisy, np.random.default_rng(4))
 
-    # Assert
+    # Assert: the table is of differences from the own loss, in units of 2 log(10) * sqrt(K - 1);
+    # untrained networks differ by less than the bound
+    unit = 2 * math.log(10) * math.sqrt(len(exact.label_counts) - 1)
+    table = (exact.cross_losses - np.diag(exact.cross_losses)[:, None]) / unit
+    length = math.sqrt(sum(float(v) ** 2 for v in [*exact.label_counts.ravel(), *table.ravel()]))
+    factor = 0.1 * 27 * math.sqrt(2) / length
+    assert exact.samples == 27
+    assert factor < 1
     draws = np.random.default_rng(4)
-    for released, values in (
-        (reply.label_counts, exact.label_counts),
-        (reply.cross_losses, exact.cross_losses),
-    ):
-        length = math.sqrt(sum(float(v) ** 2 for v in values.ravel()))
-        assert length > 2.0
-        expected = values * 2.0 / length + 1.5 * draws.standard_normal(values.shape)
-        np.testing.assert_allclose(released, expected, atol=1e-9)
+    counts = factor * exact.label_counts + 1.5 * draws.standard_normal(exact.label_counts.shape)
+    expected = unit * (factor * table + 1.5 * draws.standard_normal(table.shape))
+    np.fill_diagonal(expected, 0.0)
+    np.testing.assert_allclose(reply.label_counts, counts, atol=1e-9)
+    np.testing.assert_allclose(reply.cross_losses, expected, atol=1e-9)
     for k, delta in exact.deltas.items():
         np.testing.assert_array_equal(reply.deltas[k], delta)
     exact_weights = exact.label_counts.sum(axis=1) / exact.samples
     np.testing.assert_allclose(state.mixture_weights, exact_weights, atol=1e-9)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_raw_counts_are_noised_as_in_the_paper(clip):
+    # Prepare: neither without clipping nor by default is anything scaled down
+    exact, _ = train_once(federation())
+
+    # Execute
+    reply, _ = train_once(federation(count_noise=25.0, count_clip=clip), np.random.default_rng(4))
+
+    # Assert
+    noise = 25.0 * np.random.default_rng(4).standard_normal(exact.label_counts.shape)
+    np.testing.assert_allclose(reply.label_counts, exact.label_counts + noise, atol=1e-9)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1, 1.0])
+def test_a_tiny_noise_leaves_the_mean_losses_as_they_are(clip):
+    # Prepare: however much is clipped, counts and losses must stay comparable
+    exact, _ = train_once(federation(merge=True))
+
+    # Execute
+    reply, _ = train_once(federation(merge=True, count_noise=1e-9, count_clip=clip))
+
+    # Assert: what a cluster's samples lose by using another model, per sample
+    def mean_excess(sent):
+        means = sent.cross_losses / sent.label_counts.sum(axis=1)[:, None]
+        return means - np.diag(means)[:, None]
+
+    np.testing.assert_allclose(mean_excess(reply), mean_excess(exact), atol=1e-6)
 
 
 def test_the_noise_is_not_derived_from_the_runs_seed():

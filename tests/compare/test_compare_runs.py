@@ -148,7 +148,7 @@ def test_every_run_has_its_line(tmp_path: Path, engine: Engine) -> None:
 
 def test_clusters_have_settled_when_the_last_one_went(tmp_path: Path) -> None:
     rounds: list[dict[str, Any]] = [
-        {"event": "round", "round": number, "local_accuracy": 0.5, "removed": [], "merged": []}
+        {"event": "round", "round": number, "fit_accuracy": 0.5, "removed": [], "merged": []}
         for number in (1, 2, 3, 4)
     ]
     rounds[0]["removed"], rounds[2]["merged"] = [5], [[1, 0]]
@@ -176,14 +176,16 @@ def test_settled_is_the_mean_over_the_seeds_where_a_cluster_went(tmp_path: Path)
         assert [row["settled"] for row in csv.DictReader(file)] == ["2.0", "1.0", ""]
 
 
-def test_a_row_that_fine_tunes_is_judged_by_its_fine_tuned_models(tmp_path: Path) -> None:
-    tuned = {"fine_tuned_local_accuracy": 0.9, "fine_tuned_global_accuracy": 0.8}
+def test_a_row_that_fine_tunes_shows_fine_tuned_clients_and_untouched_observers(
+    tmp_path: Path,
+) -> None:
+    tuned = {"fine_tuned_local_accuracy": 0.9}
     comparison = Comparison("t", {"M": {}}, {"x": {"scenario": "digits"}})
     write_run(tmp_path / "runs/x/m/seed0", [judged(0.5, 0.6, 0.7) | tuned])
 
     [line] = results.lines(tmp_path, comparison)
 
-    assert (line.runs[0].local, line.runs[0].world) == (0.9, 0.8)
+    assert (line.runs[0].local, line.runs[0].world) == (0.9, 0.7)
     assert pictures.curve(tmp_path, comparison, line, "local") == ([1], [0.9])
 
 
@@ -331,7 +333,7 @@ def write_run(folder: Path, rounds: list[dict[str, Any]], **summary: Any) -> Non
 
 def judged(train: float, local: float, world: float) -> dict[str, Any]:
     return {
-        "train_accuracy": train, "local_accuracy": local, "global_accuracy": world,
+        "fit_accuracy": train, "local_accuracy": local, "global_accuracy": world,
         "seconds": 2.0, "bytes_up": 3_000_000, "bytes_down": 5_000_000,
     }  # fmt: skip
 
@@ -353,6 +355,23 @@ def test_accuracies_are_those_of_the_round_of_best_training_accuracy(tmp_path: P
     assert found.seconds == pytest.approx(2.5)  # (2 + 4 + 2 + 2) / 4
     assert found.megabytes_up == pytest.approx(2.25)  # 9 / 4
     assert found.megabytes_down == pytest.approx(5.0)
+
+
+def test_the_round_is_chosen_by_the_models_that_were_judged_in_it(tmp_path: Path) -> None:
+    # What round 3 logs while training, 0.9, is what the models of round 2 reach; its own training
+    # spoils them, and round 4 begins with 0.3.
+    rounds = [
+        judged(0.6, 0.61, 0.51) | {"train_accuracy": 0.1},
+        judged(0.9, 0.92, 0.82) | {"train_accuracy": 0.6},
+        judged(0.3, 0.33, 0.23) | {"train_accuracy": 0.9},
+        judged(0.7, 0.74, 0.64) | {"train_accuracy": 0.3},
+    ]
+    write_run(tmp_path, rounds)
+
+    found = results.figures(tmp_path)
+
+    assert found is not None
+    assert (found.round, found.train, found.local, found.world) == (2, 0.9, 0.92, 0.82)
 
 
 def test_a_run_that_is_not_done_has_no_figures(tmp_path: Path) -> None:

@@ -110,7 +110,6 @@ def test_summary_says_what_came_out() -> None:
     ("key", "text"),
     [
         ("fine_tuned_local_accuracy", "fine-tuned, local    0.250"),
-        ("fine_tuned_global_accuracy", "fine-tuned, global   0.250"),
         ("adjusted_rand_index", "adjusted Rand index  0.250"),
         ("epsilon", "epsilon spent        0.250 (label counts only)"),
     ],

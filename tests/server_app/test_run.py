@@ -15,7 +15,7 @@ from grid import InMemoryGrid, broken_config
 
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.configuration import load_config
-from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.errors import CheckpointError, ConfigError, RunError
 from fedrc_flwr.keys import ALGORITHMS
 from fedrc_flwr.report.log import read_events
 from server_app.app import Run
@@ -161,6 +161,102 @@ def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
     assert run.strategy.state.clients["client-2"].label_counts is None
 
 
+def enormous(reply: Message) -> Message:
+    """The client's reply with an update of 1e38, which is finite, in all its numbers."""
+    deltas = reply.content["deltas"]
+    reply.content["deltas"] = ArrayRecord(
+        {name: Array(np.full_like(array.numpy(), 1e38)) for name, array in deltas.items()}
+    )
+    return reply
+
+
+THREE = {"clients": 3, "concept-shares": "1.0", "corrupted-shares": "0.0", "rounds": 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {}, {"algorithm": "cfl"}, {"algorithm": "fedsoft"}, {"shared-body": True},
+        {"server-optimizer": "adam"}, {"server-optimizer": "momentum"},
+        {"global-learning-rate": 100.0, "learning-rate": 1e-4},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())) or "fedrc",
+)  # fmt: skip
+def test_an_update_that_breaks_the_models_is_left_out_of_a_repetition(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    run, grid = make_run(tmp_path, nodes=4, **THREE, **settings)
+    grid.behaviours[101] = on_training(lambda answer: enormous(answer()))
+    clean, clean_grid = make_run(
+        tmp_path / "clean", nodes=4, **THREE, **settings, **{"min-clients": 2}
+    )
+    clean_grid.offline.add(101)
+
+    run.go()
+    clean.go()
+
+    assert run.strategy.state.is_finite()
+    assert run.strategy.state.clusters == clean.strategy.state.clusters
+    for cluster, model in clean.strategy.state.models.items():
+        np.testing.assert_array_equal(run.strategy.state.models[cluster], model)
+    for event in rounds_of(tmp_path):
+        assert (event["attempts"], event["sampled"], event["replied"]) == (2, 3, 2)
+        assert list(event["failed"]) == ["client-1"]
+        assert "the models are no longer finite" in event["failed"]["client-1"]
+    assert run.strategy.state.clients["client-1"].label_counts is None
+    asked = [node for node, kind in grid.sent if kind == "train"]
+    assert [asked.count(node) for node in (100, 101, 102)] == [4, 2, 4]
+
+
+def test_statistics_too_large_to_compute_with_are_left_out_of_a_repetition(tmp_path: Path) -> None:
+    def huge_counts(answer: Any) -> Message:
+        reply = answer()
+        shape = reply.content["statistics"]["label-counts"].shape
+        reply.content["statistics"] = ArrayRecord({"label-counts": Array(np.full(shape, 1e300))})
+        return reply
+
+    run, grid = make_run(tmp_path, nodes=4, **THREE)
+    grid.behaviours[101] = on_training(huge_counts)
+
+    run.go()
+
+    assert all(
+        event["failed"] == {"client-1": "its statistics are too large to compute with"}
+        for event in rounds_of(tmp_path)
+    )
+    assert run.strategy.state.is_finite()
+
+
+def test_a_round_that_stays_broken_stops_the_run_with_its_checkpoint_intact(tmp_path: Path) -> None:
+    settings = {**THREE, "min-replies": 1.0, "failed-rounds": 2}
+    run, grid = make_run(tmp_path, nodes=4, **settings)
+
+    def breaks_round_two(message: Message, answer: Any) -> Message:
+        second = message.metadata.group_id == "2" and message.metadata.message_type == "train"
+        return enormous(answer()) if second else answer()
+
+    grid.behaviours[101] = breaks_round_two
+
+    with pytest.raises(RunError, match=r"round 2 had too few .*client-1: with its update the mod"):
+        run.go()
+
+    checkpoint, problems = latest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert (checkpoint.state.round, problems) == (1, [])
+    assert summary_of(tmp_path)["status"] == "failed"
+
+
+def test_what_a_repeated_round_released_still_counts(tmp_path: Path) -> None:
+    settings = {**THREE, "rounds": 1, "count-noise": 5.0}
+    run, grid = make_run(tmp_path, nodes=4, **settings)
+    grid.behaviours[101] = on_training(lambda answer: enormous(answer()))
+
+    run.go()
+
+    releases = {n: r.releases for n, r in run.strategy.state.clients.items() if r.role == "train"}
+    # Two tries of the round, of which the culprit took part in the first.
+    assert releases == {"client-0": 2, "client-1": 1, "client-2": 2}
+
+
 def test_too_few_replies_repeat_the_round_with_a_fresh_sample_and_it_completes(
     tmp_path: Path,
 ) -> None:
@@ -275,6 +371,62 @@ def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
         np.testing.assert_allclose(resumed.strategy.state.models[cluster], model, atol=1e-7)
 
 
+def test_a_run_goes_on_from_an_earlier_round_to_the_same_models(tmp_path: Path) -> None:
+    # Prepare: six rounds, and six with rounds five and six broken by another learning rate
+    options = {"rounds": 6, "e-step": "adam", "server-optimizer": "momentum", "fraction": 0.8,
+               "keep-checkpoints": 6}  # fmt: skip
+    whole, _ = make_run(tmp_path / "a", **options, **{"state-dir": str(tmp_path / "a/states")})
+    whole.go()
+    states = {"state-dir": str(tmp_path / "b/states")}
+    first, _ = make_run(tmp_path / "b", **{**options, **states, "rounds": 4})
+    first.go()
+    wrong = {**options, **states, "learning-rate": 0.5, "resume": True}
+    spoilt, _ = make_run(tmp_path / "b", **wrong)
+    spoilt.go()
+
+    # Execute: from round one, further back than the four states that a client keeps at least
+    again, _ = make_run(tmp_path / "b", **options, **states, **{"resume": True, "resume-round": 1})
+    again.go()
+
+    # Assert
+    for cluster, vector in whole.strategy.state.models.items():
+        assert not np.array_equal(spoilt.strategy.state.models[cluster], vector)
+        np.testing.assert_allclose(again.strategy.state.models[cluster], vector, atol=1e-6)
+    assert [e["round"] for e in rounds_of(tmp_path / "b")] == [1, 2, 3, 4, 5, 6]
+    afresh = [[e["started_afresh"] for e in rounds_of(tmp_path / part)] for part in ("a", "b")]
+    assert afresh[0] == afresh[1]
+
+
+def test_newer_checkpoints_stay_until_the_first_new_one_is_written(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path)
+    run.go()
+    folder, config = tmp_path / "run" / "checkpoints", tmp_path / "run" / "config.json"
+    back = {"resume": True, "resume-round": 1}
+    seen = []
+
+    def look(message: Message, answer: Any) -> Message:
+        kept = [int(path.stem[-1]) for path in sorted(folder.iterdir())]
+        told = json.loads(config.read_text())["resume-round"]
+        seen.append((message.metadata.group_id, message.metadata.message_type, kept, told))
+        return answer()
+
+    again, grid = make_run(tmp_path, **back)
+    grid.behaviours[100] = look
+    again.go()
+
+    # Who resumes before the first new checkpoint goes back as well; after it, nobody does.
+    trained = [(number, kept, told) for number, kind, kept, told in seen if kind == "train"]
+    assert trained == [("2", [1, 2, 3], 1), ("3", [1, 2], 0)]
+
+
+def test_a_round_without_a_checkpoint_cannot_be_gone_back_to(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, **{"rounds": 4})
+    run.go()
+
+    with pytest.raises(CheckpointError, match=r"no checkpoint of round 1; .* rounds: 2, 3, 4"):
+        make_run(tmp_path, **{"rounds": 4, "resume": True, "resume-round": 1})
+
+
 def test_a_node_that_joins_late_takes_part_and_one_that_left_is_not_waited_for(
     tmp_path: Path,
 ) -> None:
@@ -372,15 +524,36 @@ def test_noise_is_accounted_for_in_metrics_and_summary(tmp_path: Path) -> None:
     assert rounds_of(tmp_path)[0]["epsilon"] < rounds_of(tmp_path)[1]["epsilon"]
 
 
-def test_fine_tuning_is_reported_beside_the_global_model(tmp_path: Path) -> None:
+def test_fine_tuning_is_reported_for_training_clients_alone(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, **{"fine-tune": True, "rounds": 1})
 
     run.go()
 
     event = rounds_of(tmp_path)[-1]
     assert {"local_accuracy", "global_accuracy"} <= set(event)
-    assert {"fine_tuned_local_accuracy", "fine_tuned_global_accuracy"} <= set(event)
+    assert "fine_tuned_local_accuracy" in event
+    assert "fine_tuned_global_accuracy" not in event
     assert "fine_tuned_local_accuracy" in summary_of(tmp_path)
+
+
+def test_an_evaluation_also_scores_the_training_samples(tmp_path: Path) -> None:
+    # Prepare
+    run, _ = make_run(tmp_path, **{"rounds": 2, "evaluate-every": 1})
+
+    # Execute
+    run.go()
+
+    # Assert: the mean over all training samples, none of them an observer's
+    for event in rounds_of(tmp_path):
+        samples = {n: r.samples for n, r in run.strategy.state.clients.items() if r.role == "train"}
+        told = {n: m["fit_accuracy"] for n, m in event["clients"].items() if "fit_accuracy" in m}
+        assert told.keys() == samples.keys() != event["clients"].keys()
+        right = sum(told[name] * samples[name] for name in told)
+        assert event["fit_accuracy"] == pytest.approx(right / sum(samples.values()))
+    first, second = rounds_of(tmp_path)
+    # All clients train, so that a round begins with the models which the one before was judged with
+    assert first["fit_accuracy"] != first["train_accuracy"]
+    assert second["fit_accuracy"] != first["fit_accuracy"]
 
 
 def test_flowers_own_loop_can_drive_the_strategy(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ const clip = (look) => ({ formatter: (text) => cut(String(text), look.narrow ? 1
 
 // --- over rounds --------------------------------------------------------------------------------
 
-const LINES = ["solid", "solid", "dashed", "dashed", "dotted"];
+const LINES = ["solid", "solid", "dashed", "dotted"];
 
 function lines(look, series, last, format, changes) {
-  const colours = [look.accent, look.failed, look.accent, look.failed, look.soft];
-  const known = ["training clients", "observers", "training clients, fine-tuned", "observers, fine-tuned", "while training"];
+  const colours = [look.accent, look.failed, look.accent, look.soft];
+  const known = ["training clients", "observers", "training clients, fine-tuned", "while training"];
   return {
     ...base(look, "axis", (points) => tip("round " + points[0].axisValue,
       points.map((p) => [p.seriesName, format(p.value[1]), p.color]))),
@@ -106,7 +106,7 @@ function lines(look, series, last, format, changes) {
       const at = known.includes(one.name) ? known.indexOf(one.name) : index;
       return {
         type: "line", name: one.name, data: one.points, showSymbol: one.points.length < 40,
-        symbolSize: 5, lineStyle: { width: 2, type: LINES[at % 5] }, color: colours[at % 5],
+        symbolSize: 5, lineStyle: { width: 2, type: LINES[at % 4] }, color: colours[at % 4],
         markLine: index === 0 ? marks(look, changes, false) : undefined,
       };
     }),
