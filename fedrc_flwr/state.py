@@ -41,9 +41,9 @@ class ClientState:
 
     ``responsibilities``, (N, K), are those of the round, kept where clusters may be removed: the
     weights over the clusters that are left are the mean of what is left of each sample's. The Adam
-    variant's memory has them anyway. ``releases`` counts the noisy statistics sent so far: the client alone knows of those that never
-    arrived. ``vectors`` and ``numbers`` are what some algorithms keep on the client besides: a
-    network of its own, or how much of it to use.
+    variant's memory has them anyway. ``releases`` counts the noisy statistics sent so far: the
+    client alone knows of those that never arrived. ``vectors`` and ``numbers`` are what some
+    algorithms keep on the client besides: a network of its own, or how much of it to use.
     """
 
     round: int
@@ -66,8 +66,8 @@ class ClientState:
         memory = (
             () if moments is None else (moments.responsibilities, moments.first, moments.second)
         )
-        own = (*self.vectors.values(), *self.numbers.values())
-        return finite([self.mixture_weights, self.responsibilities, *memory, *own])
+        weights = (self.mixture_weights, self.responsibilities)
+        return finite([*weights, *memory, *self.vectors.values(), *self.numbers.values()])
 
     def moved_to(self, membership: Membership) -> ClientState:
         """The same state over the clusters that are alive now (the paper's Algorithm 2).

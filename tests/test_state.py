@@ -88,6 +88,19 @@ def test_a_cluster_removed_while_a_client_was_away_is_dropped_and_the_rest_renor
     assert (back.round, back.clusters, back.releases) == (4, (0, 2), 6)
 
 
+def test_weights_after_a_removal_are_the_mean_of_renormalised_responsibilities_by_hand():
+    # Prepare: two samples; by their mean the weights are 0.3, 0.65 and 0.05
+    rows = np.array([[0.5, 0.5, 0.0], [0.1, 0.8, 0.1]])
+    away = ClientState(4, (0, 1, 2), rows.mean(axis=0), responsibilities=rows)
+
+    # Execute
+    back = away.moved_to(Membership((0, 2)))
+
+    # Assert: 1 and 0, then 1/2 and 1/2; the weights themselves would give 6/7 and 1/7
+    np.testing.assert_allclose(back.responsibilities, [[1, 0], [0.5, 0.5]], atol=1e-12)
+    np.testing.assert_allclose(back.mixture_weights, [0.75, 0.25], atol=1e-12)
+
+
 def test_a_client_all_of_whose_clusters_were_removed_starts_over_uniformly():
     away = ClientState(4, (0, 1, 2), np.array([0.0, 1.0, 0.0]))
 

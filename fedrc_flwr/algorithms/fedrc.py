@@ -48,7 +48,10 @@ class FedRC(ClusteredAlgorithm):
             moments = em.adam_e_step(responsibilities, moments, self._adam())
             responsibilities = moments.responsibilities
         weights = em.update_mixture_weights(responsibilities)
-        return responsibilities, replace(state, mixture_weights=weights, moments=moments)
+        kept = responsibilities if config.adaptive and moments is None else None
+        return responsibilities, replace(
+            state, mixture_weights=weights, moments=moments, responsibilities=kept
+        )
 
     def assign(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
         """E-steps on fixed models until the mixture weights settle."""
