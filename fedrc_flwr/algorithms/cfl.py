@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from scipy.cluster.hierarchy import linkage, to_tree
+from scipy.cluster.hierarchy import cut_tree, linkage
 
 from fedrc_flwr.algorithms.base import (
     Broadcast,
@@ -170,10 +170,8 @@ def bipartition(updates: list[Vector]) -> np.ndarray:
     directions = stacked / np.maximum(lengths, 1e-12)
     distances = np.clip(1.0 - directions @ directions.T, 0.0, 2.0)
     condensed = distances[np.triu_indices(len(updates), k=1)]
-    last = to_tree(linkage(condensed, method="single"))
-    leaves = np.zeros(len(updates), dtype=bool)
-    leaves[last.left.pre_order()] = True
-    return leaves ^ leaves[0]
+    groups = cut_tree(linkage(condensed, method="single"), n_clusters=[2])[:, 0]
+    return np.asarray(groups != groups[0])
 
 
 def _alone(broadcast: Broadcast) -> Floats:
