@@ -12,7 +12,7 @@ from typing import Any
 from deploy import flower
 from deploy.files import SuperLinkFile
 from fedrc_flwr.errors import RunError
-from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json
+from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, Event, MetricsTail, read_json
 from fedrc_flwr.simulation import find_app
 
 STATUS_SECONDS = 15.0
@@ -51,6 +51,9 @@ def run(
         source = app or find_app(Path(scratch))
         for attempt in range(retries + 1):
             resume = bool(settings.get("resume")) or (attempt > 0 and has_checkpoint(directory))
+            if attempt > 0 and "resume-round" in settings:
+                # Zero once the run has gone back to that round and finished the next one.
+                settings["resume-round"] = read_json(directory / CONFIG).get("resume-round", 0)
             (directory / SUMMARY).unlink(missing_ok=True)
             patience = PATIENCE_SECONDS if attempt else 0.0
             run_id = _hand_in(control, source, {**settings, "resume": resume}, patience)

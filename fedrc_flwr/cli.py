@@ -95,6 +95,10 @@ def simulate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output after its last round.")
     ] = False,
+    from_round: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --resume: go on after this round, do later ones anew."),
+    ] = None,
     cpus: Annotated[
         int | None, typer.Option(min=1, help="Virtual clients that compute at once.")
     ] = None,
@@ -107,7 +111,7 @@ def simulate(
     from fedrc_flwr.simulation import simulate as run
 
     try:
-        given = _settings(scenario, settings or [], output, resume)
+        given = _settings(scenario, settings or [], output, resume, from_round)
         checked = load_config(given)
         given |= located(checked)
         checked = load_config(given)
@@ -135,10 +139,18 @@ def simulate(
 
 
 def _settings(
-    scenario: str | None, settings: list[str], output: Path | None, resume: bool
+    scenario: str | None,
+    settings: list[str],
+    output: Path | None,
+    resume: bool,
+    from_round: int | None = None,
 ) -> dict[str, Any]:
     """The run-config keys that the command line asks for."""
+    from fedrc_flwr.checkpoint import CHECKPOINTS, find_checkpoint
+
     given: dict[str, Any] = {}
+    if from_round is not None and not resume:
+        raise ConfigError("--from-round needs --resume")
     if resume:
         if output is None:
             raise ConfigError("--resume needs --output, the directory of the run to go on with")
@@ -146,6 +158,9 @@ def _settings(
             given = dict(json.loads((output / "config.json").read_text("utf-8")), resume=True)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{output} holds no run to resume: {error}") from None
+        if from_round is not None:
+            find_checkpoint(output / CHECKPOINTS, from_round)
+            given["resume-round"] = from_round
     elif output is not None and output.exists() and not output.is_dir():
         raise ConfigError(f"{output} is a file: give a new directory")
     elif output is not None and output.exists() and any(output.iterdir()):

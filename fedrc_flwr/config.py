@@ -46,6 +46,12 @@ class RunConfig:
         "`wandb`, separated by commas; each is an extra of the package.",
     )
     resume: bool = key(False, "Go on from the last checkpoint in the run's directory.")
+    resume_round: int = key(
+        0,
+        "With `resume`: go on after this round instead, which must still have its checkpoint, and "
+        "do the later rounds anew; 0: after the last one.",
+        low=0,
+    )
     state_dir: str = key(
         "",
         "Directory for the state of clients whose node configuration names "
@@ -130,8 +136,9 @@ class RunConfig:
     )
     label_noise: str = key(
         "none",
-        "Wrong labels on training clients: `pair` flips to the next class, `symmetric` to any "
-        "other; local test parts are flipped too.",
+        "Wrong labels on training clients: `pair` flips to the next class (which the FedRC paper "
+        "calls symflip), `symmetric` to any other (its pairflip); local test parts are flipped "
+        "too.",
         choices=("none", "pair", "symmetric"),
     )
     label_noise_rate: float = key(
@@ -194,13 +201,13 @@ class RunConfig:
     prox_mu: float = key(
         0.0,
         "FedProx: adds mu/2 times the squared distance to the broadcast model "
-        "to the local objective of any algorithm.",
+        "to the local objective of any algorithm, weighed by the client's share in each cluster.",
         low=0.0,
     )
     decorr_beta: float = key(
         0.0,
-        "FedDecorr: adds beta times the squared Frobenius norm of the "
-        "features' correlation matrix over its squared size.",
+        "FedDecorr: adds beta times the mean square of the entries of z'z off its diagonal, over "
+        "the batch size, where z are the batch's standardised features.",
         low=0.0,
     )
     skip_below: float = key(
@@ -337,7 +344,8 @@ class RunConfig:
     )
     fine_tune: bool = key(
         False,
-        "Report FedRC-FT too: each client's mixture after one local epoch, beside the global one.",
+        "Report FedRC-FT too: each training client's accuracy after one local epoch of its "
+        "mixture. Observers are not fine-tuned.",
     )
 
     # --- server ----------------------------------------------------------------------------------
@@ -379,7 +387,8 @@ class RunConfig:
     )
     transport: str = key(
         "float32",
-        "How networks and updates travel; `float16` halves the bytes each way.",
+        "How networks and updates travel; `float16` halves the bytes each way. Running statistics "
+        "always travel as float32.",
         choices=("float32", "float16"),
     )
     keep_checkpoints: int = key(3, "Checkpoints kept.", low=1)
@@ -393,10 +402,12 @@ class RunConfig:
         group="Privacy of the statistics",
     )
     count_clip: float = key(
-        50.0,
-        "L2 norm to which a client's count matrix is clipped before the "
-        "noise (only where there is noise).",
-        above=0.0,
+        1.0,
+        "L2 norm to which a client's statistics are clipped before noise is added, as a share of "
+        "its number of samples. Counts never exceed 1, so that nothing is clipped there; less "
+        "costs accuracy and spends less epsilon. 0: no clipping, and no epsilon is claimed.",
+        low=0.0,
+        high=1.0,
     )
     privacy_delta: float = key(
         1e-5, "The delta for which epsilon is reported.", above=0.0, high=0.5

@@ -171,6 +171,8 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(
             f"run-name = {config.run_name!r}: expected the name of a directory, no path"
         )
+    if config.resume_round and not config.resume:
+        raise ConfigError(f"resume-round = {config.resume_round}: expected resume = true with it")
     if config.skip_below * config.clusters >= 1:
         raise ConfigError(
             f"skip-below = {config.skip_below}: expected less than 1 / clusters = "

@@ -18,8 +18,10 @@ from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
+    find_checkpoint,
     has_checkpoint,
     latest_checkpoint,
+    load_checkpoint,
     save_checkpoint,
 )
 from fedrc_flwr.config import RunConfig
@@ -80,6 +82,7 @@ class Run:
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._evaluation: dict[str, Any] = {}
+        self._undecided = ""
         shape, classes = self.scenario.input_shape, self.scenario.classes
         models = [
             build_model(config, shape, classes, seed=config.seed * 1_000 + k)
@@ -116,9 +119,13 @@ class Run:
         self._finish("completed", "")
 
     def _resumed(self) -> ServerState:
-        checkpoint, problems = latest_checkpoint(self.directory / CHECKPOINTS)
-        for problem in problems:
-            log(WARNING, "skipped: %s", problem)
+        folder, wanted = self.directory / CHECKPOINTS, self.config.resume_round
+        if wanted:
+            checkpoint = load_checkpoint(find_checkpoint(folder, wanted))
+        else:
+            checkpoint, problems = latest_checkpoint(folder)
+            for problem in problems:
+                log(WARNING, "skipped: %s", problem)
         if checkpoint.layout != self.layout:
             raise CheckpointError(
                 f"the checkpoint in {self.directory} holds another network than model = "
@@ -128,20 +135,22 @@ class Run:
         events = read_events(self.directory / METRICS)
         self._seconds_before = max((e.get("elapsed", 0.0) for e in events), default=0.0)
         for event in events:
-            self._note_evaluation(event)
+            self._note(event)
         log(INFO, "resuming after round %s", checkpoint.state.round)
         return checkpoint.state
 
     def _elapsed(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
-    def _note_evaluation(self, metrics: dict[str, Any]) -> None:
+    def _note(self, metrics: dict[str, Any]) -> None:
+        """Remember what the summary needs of a round."""
+        self._undecided = metrics.get("undecided", "")
         if "local_accuracy" in metrics or "global_accuracy" in metrics:
             self._evaluation = metrics
 
     def _round_done(self, state: ServerState, metrics: dict[str, Any]) -> None:
         """Log, then checkpoint: what a crash in between leaves too much is cut off on resuming."""
-        self._note_evaluation(metrics)
+        self._note(metrics)
         metrics = {
             "event": "round",
             **metrics,
@@ -158,10 +167,15 @@ class Run:
             self.layout,
         )
         save_checkpoint(self.directory / CHECKPOINTS, checkpoint, self.config.keep_checkpoints)
+        if self.config.resume_round and state.round == self.config.resume_round + 1:
+            # The run has gone back; who resumes it from now on goes on after its last round.
+            write_json(self.directory / CONFIG, {**self.config.to_dict(), "resume-round": 0})
 
     def _finish(self, status: str, reason: str) -> None:
         state = self.strategy.state
-        summary = summarise(state, self.config, status, self._elapsed(), self._evaluation, reason)
+        summary = summarise(
+            state, self.config, status, self._elapsed(), self._evaluation, reason, self._undecided
+        )
         if state.reported():
             draw_mixture_weights(state, self.directory / "mixture_weights.png")
         write_json(self.directory / SUMMARY, summary)

@@ -82,6 +82,8 @@ def finished_run(directory: Path, **settings: Any) -> Path:
         (["--set", "scenario=nowhere"], ["scenario = 'nowhere'"]),
         (["--resume"], ["--resume needs --output"]),
         (["--resume", "--output", "gone"], ["gone", "no run to resume"]),
+        (["--from-round", "3"], ["--from-round needs --resume"]),
+        (["--set", "resume-round=3"], ["resume-round = 3", "resume = true"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -218,6 +220,28 @@ def test_resumed_run_goes_on_with_its_configuration_and_what_is_set_now(
     config = load_config(fake.calls[0][0])
     assert (config.resume, config.rounds, config.seed) == (True, 8, 5)
     assert (config.alpha, config.clusters) == (math.inf, 4)
+
+
+def test_run_goes_back_to_the_round_that_is_named(fake: Simulation, tmp_path: Path) -> None:
+    output = finished_run(tmp_path / "run", rounds=2)
+
+    result = fedrc("simulate", "--resume", "--output", str(output), "--from-round", "1")
+
+    assert result.exit_code == 0, result.output
+    config = load_config(fake.calls[0][0])
+    assert (config.resume, config.resume_round) == (True, 1)
+
+
+def test_round_without_a_checkpoint_is_refused_before_anything_starts(
+    fake: Simulation, tmp_path: Path
+) -> None:
+    output = finished_run(tmp_path / "run", rounds=2)
+
+    result = fedrc("simulate", "--resume", "--output", str(output), "--from-round", "7")
+
+    assert result.exit_code == MISUSED
+    assert "no checkpoint of round 7; there are checkpoints of rounds: 1" in result.stderr
+    assert fake.calls == []
 
 
 def test_completed_run_prints_its_summary(fake: Simulation, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import TRAIN
-from fedrc_flwr.privacy import epsilon_spent, gaussian_mu
+from fedrc_flwr.privacy import epsilon_spent, gaussian_mu, sensitivity
 from fedrc_flwr.state import ServerState
 
 
@@ -28,12 +28,19 @@ def adjusted_rand_index(state: ServerState) -> float | None:
 
 
 def epsilon(state: ServerState, config: RunConfig) -> float | None:
-    """The largest epsilon that any client has spent; None where a client adds no noise."""
+    """The largest epsilon that any client has spent.
+
+    None where a client adds no noise, or where nothing bounds what the noise hides: without
+    clipping no epsilon is claimed.
+    """
     reported = state.reported().values()
-    if not reported or any(record.noise <= 0 for record in reported):
+    if not reported or config.count_clip == 0 or any(record.noise <= 0 for record in reported):
         return None
     return max(
-        epsilon_spent(gaussian_mu(r.releases, config.count_clip, r.noise), config.privacy_delta)
+        epsilon_spent(
+            gaussian_mu(r.releases, sensitivity(r.samples, config.count_clip), r.noise),
+            config.privacy_delta,
+        )
         for r in reported
     )
 
@@ -45,6 +52,7 @@ def summarise(
     seconds: float,
     last_evaluation: dict[str, Any],
     reason: str = "",
+    undecided: str = "",
 ) -> dict[str, Any]:
     """The content of summary.json."""
     return {
@@ -58,6 +66,7 @@ def summarise(
         **{k: v for k, v in last_evaluation.items() if k.startswith("fine_tuned_")},
         "adjusted_rand_index": adjusted_rand_index(state),
         "epsilon": epsilon(state, config),
+        "undecided": undecided,
         "algorithm": config.algorithm,
         "scenario": config.scenario,
         "seed": config.seed,

@@ -18,7 +18,7 @@ from client_app.app import app
 from client_app.node import Node
 from fedrc_flwr import wire
 from fedrc_flwr.algorithms.base import Broadcast, Reply
-from fedrc_flwr.errors import ConfigError, WireError
+from fedrc_flwr.errors import ConfigError, DivergedError, WireError
 from fedrc_flwr.models import build_model
 
 RUN_CONFIG = {
@@ -260,6 +260,22 @@ def test_round_after_a_failed_one_is_as_if_nothing_had_happened(
     np.testing.assert_array_equal(
         train(context, 2).label_counts, train(undisturbed, 2).label_counts
     )
+
+
+def test_client_that_diverged_comes_back_as_it_was(context: Context) -> None:
+    context.node_config["count-noise"] = 5.0
+    first = train(context, 1)
+    before = everything_kept(context)
+    sound = dict(context.run_config)
+    context.run_config["learning-rate"] = 1e30
+
+    with pytest.raises(DivergedError, match=r"diverged in round 2: .* lower learning-rate"):
+        send(context, MessageType.TRAIN, instruction(context, 2))
+
+    assert everything_kept(context) == before
+    context.run_config.update(**sound, **{"learning-rate": 0.06})
+    # What diverged was never sent, so that it is no release.
+    assert train(context, 2).releases == 2 * first.releases > 0
 
 
 def test_node_that_is_configured_wrongly_answers_nothing() -> None:

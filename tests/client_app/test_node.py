@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from dataclasses import replace
@@ -17,7 +18,7 @@ from flwr.common.serde import context_from_proto, context_to_proto
 from client_app import node as module
 from client_app.node import Node, StateStore
 from fedrc_flwr.em import AdamMoments
-from fedrc_flwr.errors import ConfigError, DataError
+from fedrc_flwr.errors import ConfigError, DataError, DivergedError
 from fedrc_flwr.state import ClientState
 
 RUN_CONFIG = {"clients": 4, "clusters": 2, "hidden": 4, "samples-per-client": 20}
@@ -167,6 +168,55 @@ def test_repeated_round_finds_the_state_from_before_it(store: StateStore) -> Non
         store.save(client_state(number))
 
     assert_same(store.load(before_round=2), client_state(1))
+
+
+def test_rounds_done_anew_replace_the_states_of_later_rounds(store: StateStore) -> None:
+    for number in (8, 9, 3, 4):
+        store.save(client_state(number))
+
+    assert_same(store.load(before_round=99), client_state(4))
+    assert_same(store.load(before_round=4), client_state(3))
+
+
+def test_as_many_states_are_kept_as_the_server_may_go_back_rounds() -> None:
+    store = Node(make_context({"keep-checkpoints": 6})).states
+
+    for number in range(1, 10):
+        store.save(client_state(number))
+
+    assert_same(store.load(before_round=4), client_state(3))
+    assert store.load(before_round=3) is None
+
+
+def not_finite(round_number: int) -> ClientState:
+    return replace(client_state(round_number), mixture_weights=np.array([0.5, np.nan]))
+
+
+def test_state_that_is_not_finite_is_not_saved(store: StateStore) -> None:
+    store.save(client_state(1))
+
+    with pytest.raises(DivergedError, match="after round 2 holds numbers that are not finite"):
+        store.save(not_finite(2))
+
+    assert_same(store.load(before_round=3), client_state(1))
+    assert store.releases() == 3
+
+
+def test_state_that_is_not_finite_is_passed_over_with_a_warning(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientState, "is_finite", lambda state: True)
+        for state in (not_finite(1), client_state(2), not_finite(3)):
+            store.save(state)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    assert_same(store.load(before_round=4), client_state(2))
+    assert store.load(before_round=2) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "after round 3 holds numbers that are not finite" in caplog.text
+    # The third state is of no use, but what it says was sent was sent.
+    assert store.releases() == 9
 
 
 def test_context_does_not_grow_with_the_rounds() -> None:

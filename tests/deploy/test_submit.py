@@ -273,6 +273,26 @@ def test_asked_to_resume_every_attempt_resumes(
     assert [settings["resume"] for settings in control.submitted] == [True, True]
 
 
+@pytest.mark.parametrize(("told", "expected"), [(4, 4), (0, 0)], ids=["before", "after"])
+def test_a_retry_goes_back_again_unless_the_run_has_done_so(
+    told: int,
+    expected: int,
+    file: SuperLinkFile,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def dies(directory: Path) -> str:
+        write_json(directory / "config.json", {"resume-round": told})
+        return killed(directory)
+
+    control = started(file, monkeypatch, [dies], [completed])
+    settings = {"resume": True, "resume-round": 4}
+
+    run(file, settings, "first", lambda event: None, retries=1, app=tmp_path)
+
+    assert [given["resume-round"] for given in control.submitted] == [4, expected]
+
+
 def test_the_summary_of_an_earlier_attempt_is_not_taken_for_this_ones(
     file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from trained_run import concept_checkpoint, drawn_checkpoint, write_run
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import load_dataset
 from fedrc_flwr.data.scenario import Split
-from fedrc_flwr.errors import DataError
+from fedrc_flwr.errors import DataError, WeightsError
 from fedrc_flwr.inference import Trained, assign, load_trained
 
 CLUSTER_OF = {0: 0, 1: 4, 2: 5}  # see concept_checkpoint
@@ -155,6 +155,20 @@ def test_ifca_takes_the_cluster_with_the_smallest_loss(tmp_path: Path) -> None:
     found = assign(trained, samples)
 
     assert found.weights.values.tolist() == np.eye(3)[int(chosen.mean(dim=0).argmax())].tolist()
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.0, 0.0, 0.0], [0.5, 0.6, 0.1], [1.5, -0.5, 0.0], [np.nan, 0.5, 0.5], [0.5, 0.5]]
+)
+def test_weights_that_are_no_distribution_are_refused(
+    weights: list[float], trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(trained.algorithm), "assign", lambda *_: np.array(weights))
+
+    with pytest.raises(
+        WeightsError, match=r"fedrc\.assign: expected finite weights of shape \(3,\)"
+    ):
+        assign(trained, newcomer(0))
 
 
 def test_same_samples_give_the_same_answer(trained: Trained) -> None:
