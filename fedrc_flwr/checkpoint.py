@@ -125,7 +125,7 @@ def load_client_state(
 
     Parameters
     ----------
-    warn : called for each newer state that is passed over because it is not finite
+    warn : called for each newer state that is passed over: not finite, or not readable
     """
     problems: list[str] = []
     for path in _newest_first(directory):
@@ -137,6 +137,7 @@ def load_client_state(
         except DivergedError as error:
             warn(f"{path}: {error}")
         except CheckpointError as error:
+            warn(str(error))
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems) + "; delete it to start from uniform weights")

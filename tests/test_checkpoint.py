@@ -732,6 +732,21 @@ def test_rounds_done_anew_replace_the_states_of_later_rounds(tmp_path: Path) -> 
     assert bits(load_client_state(tmp_path, before_round=20)) == bits(client_state(4))
 
 
+def test_damaged_client_state_is_passed_over_and_named(tmp_path: Path) -> None:
+    told: list[str] = []
+    for round_number in (1, 2):
+        save_client_state(tmp_path, client_state(round_number))
+    newest = tmp_path / "round-000002.safetensors"
+    flipped(newest, len(newest.read_bytes()) - 3)
+
+    found = load_client_state(tmp_path, 3, told.append)
+
+    assert bits(found) == bits(client_state(1))
+    assert told == [f"{newest}: damaged: its checksum does not match"]
+    # The damage is in an array; how much was sent can still be read.
+    assert module.count_releases(tmp_path) == 2
+
+
 def test_torn_client_state_is_refused_by_path(tmp_path: Path) -> None:
     save_client_state(tmp_path, client_state(1))
     path = tmp_path / "round-000001.safetensors"
