@@ -130,6 +130,17 @@ def test_rewinding_forgets_later_rounds_only(tmp_path: Path) -> None:
     ]
 
 
+def test_rewinding_forgets_an_end_that_is_no_longer_one(tmp_path: Path) -> None:
+    log, path = filled(tmp_path, 2)
+    stopped, completed = ({"event": "end", "rounds": number} for number in (2, 4))
+    log.append(stopped)
+    log.append(completed)
+
+    log.rewind(3)
+
+    assert read_events(path) == [event(1), event(2), stopped]
+
+
 def test_rewinding_drops_a_torn_line(tmp_path: Path) -> None:
     log, path = filled(tmp_path, 2)
     with path.open("a") as file:
