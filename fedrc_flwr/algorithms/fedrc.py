@@ -36,7 +36,8 @@ class FedRC(ClusteredAlgorithm):
         """One E-step from the client's mixture weights, plain or by FedRC-Adam."""
         prior, exponent = self.label_prior(broadcast), broadcast.exponent
         config = self.config
-        if config.annealing_by == "client" and broadcast.round <= config.annealing_rounds:
+        annealed = broadcast.round <= config.annealing_rounds
+        if config.annealing_by == "client" and annealed:
             responsibilities = em.pooled_e_step(losses, prior, labels, exponent)
         else:
             responsibilities = em.e_step(losses, state.mixture_weights, prior, labels, exponent)
@@ -46,6 +47,11 @@ class FedRC(ClusteredAlgorithm):
             if moments is None or moments.responsibilities.shape != losses.shape:
                 moments = AdamMoments.start(*losses.shape)
             moments = em.adam_e_step(responsibilities, moments, self._adam())
+            if annealed:
+                # Adam's step has the same size however small the exponent keeps the differences,
+                # so it would undo the annealing. Its moments do follow: from empty ones the first
+                # step would be one of the sign.
+                moments = replace(moments, responsibilities=responsibilities)
             responsibilities = moments.responsibilities
         weights = em.update_mixture_weights(responsibilities)
         kept = responsibilities if config.adaptive and moments is None else None

@@ -72,6 +72,7 @@ class PlainFederation:
         self.counts: dict[str, reference.Rows] = {}
         self.adam: dict[str, reference.Adam] = {}
         self.number = 0
+        self.least = 1.0  # the smallest responsibility so far
 
     def prior(self):
         if self.config.algorithm != "fedrc" or 0 < self.config.prior_rounds < self.number:
@@ -104,8 +105,11 @@ class PlainFederation:
                 beta1=config.adam_beta1,
                 beta2=config.adam_beta2,
             )
-            self.adam[client.name] = self.adam.get(client.name, start).step(gammas)
-            return self.adam[client.name].gamma
+            stepped = self.adam.get(client.name, start).step(gammas)
+            if self.number <= config.annealing_rounds:
+                stepped = replace(stepped, gamma=gammas)
+            self.adam[client.name] = stepped
+            return stepped.gamma
         return gammas
 
     def round(self, names):
@@ -118,6 +122,7 @@ class PlainFederation:
             inputs, labels = map(torch.from_numpy, (client.fit.inputs, client.fit.labels))
             losses = reference.sample_losses(self.models, inputs, labels)
             gammas = self.gammas(client, losses, prior)
+            self.least = min(self.least, *map(min, gammas))
             weights = reference.column_means(gammas)
             self.weights[client.name] = weights
             self.counts[client.name] = reference.label_counts(gammas, labels.tolist(), 10)
@@ -175,6 +180,7 @@ VARIANTS = {
     "fedavg": {"algorithm": "fedavg"},
     "adam": {"e-step": "adam", "adam-step": 0.3, "adam-beta1": 0.8, "adam-beta2": 0.95},
     "annealing": {"annealing-rounds": 3, "annealing-start": 0.1},
+    "annealing-then-adam": {"annealing-rounds": 1, "e-step": "adam", "adam-step": 0.3},
     "annealing-by-client": {
         "annealing-rounds": 3,
         "annealing-start": 0.5,
@@ -225,6 +231,82 @@ def test_partial_participation_agrees_with_a_plain_implementation(algorithm):
 
         # Assert
         assert_same(federated, plain)
+
+
+def sampled(config, number, names):
+    """Half of the clients, drawn as the server draws them."""
+    rng = np.random.default_rng([config.seed, number, 0, 0x5A])
+    return sorted(rng.choice(names, len(names) // 2, replace=False).tolist())
+
+
+HALF = {
+    "clients": 6, "fraction": 0.5, "clusters": 2, "hidden": 12, "learning_rate": 0.2,
+    "local_epochs": 5,
+}  # fmt: skip
+
+
+def test_six_rounds_of_half_the_clients_agree_with_a_plain_implementation():
+    # Prepare
+    federated = Federation(tiny(**HALF, skip_below=0.0))
+    plain = PlainFederation(federated.config, federated.clients)
+    names = sorted(client.name for client in federated.clients)
+    late = set()
+
+    for number in range(1, 7):
+        # Execute
+        chosen = sampled(federated.config, number, names)
+        late |= {name for name in chosen if number > 1 and name not in plain.counts}
+        federated.round(chosen)
+        plain.round(chosen)
+
+        # Assert
+        assert_same(federated, plain)
+    assert late
+    # At the default threshold samples would have been left out
+    assert plain.least < 1e-3
+
+
+def longest_gradient(models, clients):
+    """The largest norm of the gradient of any sample's loss."""
+    longest = 0.0
+    for model in models:
+        for client in clients:
+            for x, y in zip(*map(torch.from_numpy, vars(client.fit).values()), strict=True):
+                loss = functional.cross_entropy(model(x[None]), y[None])
+                slopes = torch.autograd.grad(loss, list(model.parameters()))
+                longest = max(longest, math.sqrt(sum(float((s**2).sum()) for s in slopes)))
+    return longest
+
+
+def test_the_thresholds_change_nothing_before_a_responsibility_falls_below_them():
+    # Prepare
+    federated = Federation(tiny(**HALF, skip_cluster_below=0.1))
+    plain = PlainFederation(federated.config, federated.clients)
+    names = sorted(client.name for client in federated.clients)
+    assert federated.config.skip_below == 1e-3
+    number = 0
+
+    # Execute
+    while plain.least >= federated.config.skip_below and number < 6:
+        if number:
+            assert_same(federated, plain)
+        number += 1
+        steepest = longest_gradient(plain.models, plain.clients)
+        chosen = sampled(federated.config, number, names)
+        federated.round(chosen)
+        plain.round(chosen)
+
+    # Assert: in this round they do, by less than what is left out could move a model
+    config = federated.config
+    assert number > 1
+    assert plain.least < config.skip_below
+    moved = max(
+        np.linalg.norm(federated.state.models[k] - reference.flatten(model))
+        for k, model in enumerate(plain.models)
+    )
+    steps = config.local_epochs * math.ceil(max(len(c.fit) for c in plain.clients) / 8)
+    per_gradient = config.learning_rate * steps / (1 - config.momentum) * config.skip_below
+    assert 1e-5 < moved < per_gradient * steepest
 
 
 def test_every_algorithm_is_registered_under_its_name():
@@ -385,6 +467,33 @@ def test_adam_moments_whose_shape_no_longer_fits_start_over():
     assert state.moments.responsibilities.shape == (27, 3)
     np.testing.assert_allclose(after.moments.responsibilities, first.gamma, atol=1e-4)
     np.testing.assert_allclose(after.moments.first, first.nu, atol=1e-5)
+
+
+def test_adam_takes_its_first_step_after_the_annealing_with_the_moments_gathered_during_it():
+    # Prepare: exponents 1/4, 1/2 and 1; likelihoods of one sample with odds of 16, 8 and 3/4
+    algorithm = build_algorithm(
+        tiny(
+            algorithm="fedem", clusters=2, annealing_rounds=2, annealing_start=0.25, e_step="adam",
+            adam_step=0.25, adam_beta1=0.5, adam_beta2=0.5,
+        )
+    )  # fmt: skip
+    sent = federation(clusters=2).algorithm.broadcast(federation(clusters=2).state, 1, 10)
+    state, labels = ClientState.start((0, 1)), np.array([0])
+    found = []
+
+    # Execute
+    for number, odds in ((1, 16.0), (2, 8.0), (3, 0.75)):
+        broadcast = replace(sent, round=number, exponent=algorithm.exponent(number))
+        losses = np.array([[0.0, math.log(odds)]])
+        gamma, state = algorithm.expectation(losses, labels, broadcast, state, None)
+        found.append(gamma[0, 0])
+
+    # Assert: 16^(1/4) = 2, then (2 * 8)^(1/2) = 4, as without Adam; then 4 * 3/4 = 3 proposes 3/4
+    assert found[:2] == pytest.approx([2 / 3, 4 / 5])
+    # The gradients were 1/2 - 2/3, 2/3 - 4/5 and 4/5 - 3/4, with the weights 1/4, 1/2 and 1:
+    # -1/24 - 1/15 + 1/20 = -7/120, and of their squares 1/144 + 2/225 + 1/400 = 11/600.
+    # Empty moments would have made it a step of the sign, to 4/5 - 1/4.
+    assert found[2] == pytest.approx(4 / 5 + 0.25 * (7 / 120) / math.sqrt(11 / 600))
 
 
 def test_the_plain_e_step_keeps_no_moments():
