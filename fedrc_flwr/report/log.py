@@ -32,7 +32,9 @@ class MetricsLog:
     def rewind(self, round_number: int) -> None:
         """Forget what was noted of rounds after ``round_number``: a resumed run does them anew."""
         events = [
-            e for e in read_events(self._path) if e.get("round", e.get("rounds", 0)) <= round_number
+            event
+            for event in read_events(self._path)
+            if max(event.get("round", 0), event.get("rounds", 0)) <= round_number
         ]
         beside = self._path.with_suffix(".tmp")
         beside.write_text("".join(json.dumps(e) + "\n" for e in events), encoding="utf-8")
