@@ -3,10 +3,11 @@
 The observers of a run's scenario give random draws of their samples. A cluster means the concept
 that the training clients' largest part in it holds.
 
-fedrc simulate --scenario fashion-mnist-30 --output outputs/fashion --set model=mlp \
-    --set hidden=128 --set clients=16 --set alpha=10 --set samples-per-client=600 \
-    --set annealing-rounds=15 --set rounds=40 --set local-epochs=3 --set batch-size=32 \
-    --set learning-rate=0.05 --set server-optimizer=sgd
+fedrc simulate --scenario fashion-mnist-30 --recipe annealed --output outputs/fashion \
+    --set model.network=mlp --set model.hidden=128 --set data.clients=16 --set data.alpha=10 \
+    --set data.samples-per-client=600 --set fedrc.annealing-rounds=15 --set rounds=40 \
+    --set local.epochs=3 --set local.batch-size=32 --set local.learning-rate=0.05 \
+    --set server.optimizer=sgd
 python benchmarks/assign.py outputs/fashion
 """
 
@@ -34,7 +35,7 @@ def main() -> None:
     meanings = concepts(trained)
     told = ", ".join(f"{cluster} means {concept}" for cluster, concept in meanings.items())
     print(f"clusters: {told}\n")
-    scenario = scenario_of(trained.config)
+    scenario = scenario_of(trained.config.data, trained.config.seed)
     observers = [scenario.client(i) for i in range(scenario.clients, len(scenario))]
     rng = np.random.default_rng(0)
     sure, right = [], []

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from federation import Federation
-
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.algorithms.messages import Reply
+from fedrc_flwr.config import load_config
+from fedrc_flwr.data.scenario import TRAIN
+from fedrc_flwr.engine.in_process import InProcess, in_memory
+from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.state import ClientState
 
+#: The federation of the speed benchmarks, and how it learns.
+FASHION: dict[str, Any] = {
+    "scenario": "fashion-mnist-30", "recipe": "paper", "local.epochs": 1, "local.batch-size": 128,
+    "local.learning-rate": 0.2, "server.optimizer": "momentum", "server.momentum": 0.9,
+    "fedrc.clusters": 3, "fedrc.initial-spread": 0.001,
+}  # fmt: skip
 FORMING = 16  # rounds
 README = Path(__file__).with_name("README.md")
 
@@ -71,29 +78,40 @@ def floor_round(
                 optimizer.step()
 
 
-def formed(settings: dict[str, Any]) -> Federation:
+def one_round(rounds: Rounds, carrier: InProcess) -> float:
+    """A round of all training clients; returns how many networks a client sent, in the mean."""
+    number, names = rounds.state.round + 1, carrier.online(TRAIN)
+    sent = []
+
+    def replies() -> Iterator[tuple[str, Reply]]:
+        for name, reply in carrier.train(names, rounds.broadcast(number)):
+            sent.append(len(reply.deltas))
+            yield name, reply
+
+    if rounds.fold(number, replies(), len(names)) is None:
+        raise SystemExit(f"round {number} failed: {rounds.failed}")
+    return mean(sent)
+
+
+def formed(settings: dict[str, Any]) -> tuple[Rounds, InProcess]:
     """A federation on FashionMNIST whose clusters have formed, in this process.
 
     For a few rounds every client's mixture weight is on the cluster of its concept, which the
     E-step then leaves there. After that all weights are even again, and the clusters have to hold
     by themselves.
     """
-    config = load_config(
-        {"scenario": "fashion-mnist-30", "alpha": 10.0, "learning-rate": 0.1, **settings}
-    )
-    federation = Federation(config)
-    clusters = federation.state.clusters
-    for client in federation.clients:
-        mine = np.eye(len(clusters))[client.truth.concept]
-        federation.client_states[client.name] = ClientState(0, clusters, mine)
+    given = {**FASHION, "data.alpha": 10.0, "local.learning-rate": 0.1, **settings}
+    rounds, carrier = in_memory(load_config(given))
+    clusters = rounds.state.clusters
+    clients = [carrier.participants[name] for name in carrier.online(TRAIN)]
+    for client in clients:
+        mine = np.eye(len(clusters))[client.data.truth.concept]
+        client.states.save(ClientState(0, clusters, mine))
     for _ in range(FORMING):
-        federation.round()
-    for client in federation.clients:
-        if client.role == "train":
-            federation.client_states[client.name] = ClientState.start(clusters)
-        else:
-            del federation.client_states[client.name]
-    return federation
+        one_round(rounds, carrier)
+    for client in clients:
+        client.states.save(ClientState.start(clusters))  # of round 0: the later ones are dropped
+    return rounds, carrier
 
 
 def machine() -> str:

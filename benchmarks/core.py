@@ -14,23 +14,17 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from bare import FASHION, floor_round, formed, machine, one_round, plain_cnn, write_section
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from bare import floor_round, formed, machine, plain_cnn, write_section
-from federation import Federation
-
-from fedrc_flwr.algorithms.base import Broadcast
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
+from fedrc_flwr.data.scenario import TRAIN
+from fedrc_flwr.engine.in_process import InProcess, in_memory
+from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.models import SplitModel
-from fedrc_flwr.state import ClientState
-
-SETTINGS: dict[str, Any] = {"scenario": "fashion-mnist-30"}
 
 
 def split_plain_cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
@@ -42,29 +36,23 @@ def split_plain_cnn(input_shape: tuple[int, ...], classes: int) -> SplitModel:
 class Core:
     """The client half over a few clients of a federation."""
 
-    def __init__(self, federation: Federation, clients: int) -> None:
-        self.federation = federation
-        self.clients = [c for c in federation.clients if c.role == "train"][:clients]
-        state = federation.state
-        self.broadcast: Broadcast = federation.algorithm.broadcast(state, state.round + 1, 10)
+    def __init__(self, rounds: Rounds, carrier: InProcess, clients: int) -> None:
+        self.clients = [carrier.participants[name] for name in carrier.online(TRAIN)[:clients]]
+        self.broadcast = rounds.broadcast(rounds.state.round + 1)
         self.sent = [0] * clients
 
     def __call__(self, number: int) -> None:
         """The client half of a round on one client, nothing sent."""
-        client = self.clients[number]
-        state = self.federation.client_states.get(
-            client.name, ClientState.start(self.broadcast.membership.clusters)
-        )
-        runtime = self.federation.runtime(client, self.broadcast.round)
-        reply, _ = self.federation.algorithm.train(self.broadcast, state, runtime)
+        reply, _ = self.clients[number].train(self.broadcast, time.time())
         self.sent[number] = len(reply.deltas)
 
 
-def fresh(settings: dict[str, Any], reuse: bool = True) -> Federation:
+def fresh(settings: dict[str, Any], reuse: bool = True) -> tuple[Rounds, InProcess]:
     """A federation before its first round."""
-    federation = Federation(load_config({**SETTINGS, **settings}))
-    federation.algorithm.trains_scored = reuse  # type: ignore[misc]
-    return federation
+    rounds, carrier = in_memory(load_config({**FASHION, **settings}))
+    for client in carrier.participants.values():
+        client.algorithm.trains_scored = reuse  # type: ignore[misc]
+    return rounds, carrier
 
 
 def main() -> None:
@@ -75,21 +63,21 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     count = arguments.clients
-    settings = load_config(SETTINGS)
-    core = Core(fresh({}), count)
-    samples = [core.federation.runtime(c, 1).tensors(c.fit) for c in core.clients]
-    bare = [plain_cnn() for _ in range(settings.clusters)]
-    done = formed({"clients": 6})
+    local = load_config(FASHION).local
+    core = Core(*fresh({}), count)
+    samples = [client.runtime(1).tensors(client.data.fit) for client in core.clients]
+    bare = [plain_cnn() for _ in core.broadcast.models]
+    rounds, carrier = formed({"data.clients": 6})
     for _ in range(4):
-        done.round()  # the weights find the clusters again
-    after = Core(done, count)
-    plain = Core(fresh({"model": "core:split_plain_cnn"}, reuse=False), count)
+        one_round(rounds, carrier)  # the weights find the clusters again
+    after = Core(rounds, carrier, count)
+    plain = Core(*fresh({"model.network": "core:split_plain_cnn"}, reuse=False), count)
     parts: dict[str, Callable[[int], None]] = {
         "floor": lambda number: floor_round(
-            bare, [samples[number]], settings.batch_size, settings.learning_rate, settings.momentum
+            bare, [samples[number]], local.batch_size, local.learning_rate, local.momentum
         ),
         "core, first round": core,
-        "... without reusing the E-step's pass": Core(fresh({}, reuse=False), count),
+        "... without reusing the E-step's pass": Core(*fresh({}, reuse=False), count),
         "... nor the network's order and memory formats": plain,
         "core, clusters formed": after,
     }

@@ -17,7 +17,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
-from bare import machine, write_section
+from bare import FASHION, machine, write_section
 from processes import Federation, fedrc, wait_until
 
 NODES = 4
@@ -29,9 +29,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=400)
     arguments = parser.parse_args()
     settings = [
-        "scenario=fashion-mnist-30", f"clients={NODES}", f"samples-per-client={arguments.samples}",
-        "observers-per-concept=0", f"rounds={ROUNDS}", f"min-clients={NODES}",
-        "evaluate-every=1000", "round-deadline=1200",
+        *(f"{key}={value}" for key, value in FASHION.items()),
+        f"data.clients={NODES}", f"data.samples-per-client={arguments.samples}",
+        "data.observers-per-concept=0", f"rounds={ROUNDS}", f"federation.min-clients={NODES}",
+        "run.evaluate-every=1000", "federation.deadline=1200",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         federation = Federation(Path(scratch))

@@ -22,9 +22,9 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import psutil
-from bare import machine, write_section
+from bare import FASHION, machine, write_section
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import build_model
 from fedrc_flwr.report.log import METRICS, read_events
@@ -39,14 +39,15 @@ KINDS = {
     "ray": "Ray", "gcs_server": "Ray", "flower-superexec": "SuperLink",
 }  # fmt: skip
 SETTINGS: dict[str, Any] = {
-    "scenario": "fashion-mnist-30", "samples-per-client": 50, "test-fraction": 0.0, "model": "mlp",
-    "hidden": 200, "clusters": 3, "rounds": 3, "evaluate-every": 1000, "observers-per-concept": 0,
-    "batch-size": 25, "skip-below": 0.0, "skip-cluster-below": 0.0,
+    **FASHION, "data.samples-per-client": 50, "data.test-fraction": 0.0,
+    "data.observers-per-concept": 0, "model.network": "mlp", "model.hidden": 200, "rounds": 3,
+    "run.evaluate-every": 1000, "local.batch-size": 25, "local.skip-below": 0.0,
+    "local.skip-cluster-below": 0.0,
 }  # fmt: skip
 SERIES = {
-    "clients": [("clients", n) for n in (10, 30, 100, 300, 1000)],
-    "clusters": [("clusters", n) for n in (1, 2, 3, 6)],
-    "network": [("hidden", n) for n in (30, 200, 800, 3000)],
+    "clients": [("data.clients", n) for n in (10, 30, 100, 300, 1000)],
+    "clusters": [("fedrc.clusters", n) for n in (1, 2, 3, 6)],
+    "network": [("model.hidden", n) for n in (30, 200, 800, 3000)],
 }
 
 
@@ -90,7 +91,7 @@ class Memory:
 def measure(settings: dict[str, Any]) -> dict[str, float]:
     """Seconds and bytes of a round, and peaks of memory."""
     with tempfile.TemporaryDirectory() as scratch, Memory() as memory:
-        outcome = simulate(settings, Path(scratch) / "run", lambda event: None)
+        outcome = simulate(load_config(settings), Path(scratch) / "run", lambda event: None)
         if not outcome.completed:
             raise SystemExit(outcome.reason)
         events = [e for e in read_events(Path(scratch) / "run" / METRICS) if e["event"] == "round"]
@@ -106,7 +107,7 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
 
 def megabytes(settings: dict[str, Any]) -> float:
     """The size of one network."""
-    return to_vector(build_model(load_config(settings), (28, 28), 10, 0)).nbytes / 1e6
+    return to_vector(build_model(load_config(settings).model, (28, 28), 10, 0)).nbytes / 1e6
 
 
 def slope(xs: list[float], ys: list[float]) -> float:
@@ -167,10 +168,10 @@ def curves() -> None:
 def extractor() -> None:
     """What the shared feature extractor saves on the way down."""
     settings = {
-        **SETTINGS, "clients": 4, "model": "cnn", "rounds": 1, "batch-size": 128
+        **SETTINGS, "data.clients": 4, "model.network": "cnn", "rounds": 1, "local.batch-size": 128
     }  # fmt: skip
-    whole, shared = (measure({**settings, "shared-body": on}) for on in (False, True))
-    head = build_model(load_config(settings), (28, 28), 10, 0).head
+    whole, shared = (measure({**settings, "fedrc.shared-body": on}) for on in (False, True))
+    head = build_model(load_config(settings).model, (28, 28), 10, 0).head
     heads, network = to_vector(head).nbytes / 1e6, megabytes(settings)
     write_section(
         "extractor",
@@ -188,8 +189,8 @@ def extractor() -> None:
 
 def thousand() -> None:
     settings = {
-        **SETTINGS, "clients": 1000, "samples-per-client": 40, "model": "cnn", "rounds": 1,
-        "batch-size": 128, "round-deadline": 3600.0,
+        **SETTINGS, "data.clients": 1000, "data.samples-per-client": 40, "model.network": "cnn",
+        "rounds": 1, "local.batch-size": 128, "federation.deadline": 3600.0,
     }  # fmt: skip
     found = measure(settings)
     kinds = [k for k in sorted(found) if k.startswith("memory")]

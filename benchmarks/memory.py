@@ -8,14 +8,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from fedrc_flwr.config import load_config
 from fedrc_flwr.report.log import METRICS, read_events
 from fedrc_flwr.simulation import simulate
 
 # A network of 1.1 million parameters, so that models outweigh what a process needs anyway.
 SETTINGS = {
-    "scenario": "digits", "samples-per-client": 4, "test-fraction": 0.0, "hidden": 1000,
-    "clusters": 3, "rounds": 3, "local-epochs": 1, "annealing-rounds": 0, "adaptive": False,
-    "merge": False, "evaluate-every": 3,
+    "scenario": "digits", "recipe": "paper", "data.samples-per-client": 4,
+    "data.test-fraction": 0.0, "model.hidden": 1000, "rounds": 3, "run.evaluate-every": 3,
 }  # fmt: skip
 
 
@@ -24,8 +24,8 @@ def main() -> None:
     for clients in (30, 300):
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch) / "run"
-            settings = {**SETTINGS, "clients": clients}
-            outcome = simulate(settings, directory, lambda event: None)
+            config = load_config({**SETTINGS, "data.clients": clients})
+            outcome = simulate(config, directory, lambda event: None)
             if not outcome.completed:
                 raise SystemExit(outcome.reason)
             events = [e for e in read_events(directory / METRICS) if e["event"] == "round"]

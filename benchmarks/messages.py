@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integrat
 
 from processes import Federation, fedrc, marked, wait_until
 
-SETTINGS = ["clients=2", "observers-per-concept=0", "rounds=2", "clusters=3", "min-clients=2",
-            "annealing-rounds=0", "adaptive=false", "merge=false", "local-epochs=1",
-            "evaluate-every=2", "round-deadline=1200"]  # fmt: skip
+SETTINGS = ["recipe=paper", "data.clients=2", "data.observers-per-concept=0", "rounds=2",
+            "local.batch-size=16", "federation.min-clients=2", "federation.deadline=1200",
+            "run.evaluate-every=2"]  # fmt: skip
 
 
 def watch(mark: str, peaks: dict[str, float], stop: threading.Event) -> None:
@@ -55,7 +55,7 @@ def main() -> None:
                 lambda: "2 online" in fedrc("node", "list", federation.file).stdout, "two nodes"
             )
             watcher.start()
-            run = federation.run("large", *SETTINGS, f"hidden={arguments.hidden}")
+            run = federation.run("large", *SETTINGS, f"model.hidden={arguments.hidden}")
             if federation.finish(run, seconds=3600):
                 raise SystemExit(run.log())
             for event in federation.rounds("large"):

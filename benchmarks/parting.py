@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.scenario import Scenario
 from fedrc_flwr.em import Floats
@@ -47,12 +47,12 @@ def main() -> None:
 def cells_of(scenario: str, seed: int) -> tuple[np.ndarray, Floats]:
     """Client, class of images, concept and label of every cell, and its samples."""
     config = load_config({"scenario": scenario, "seed": seed})
-    built = Scenario(config)
+    built = Scenario(config.data, seed)
     cells, samples = [], []
     for index in range(built.clients):
         outline = built.outline(index)
         concept = outline.truth.concept
-        images = np.argsort(concept_map(concept, built.classes, config.seed))
+        images = np.argsort(concept_map(concept, built.classes, seed))
         labels, counts = np.unique(outline.labels[-outline.fit :], return_counts=True)
         cells += [(index, images[label], concept, label) for label in labels]
         samples += list(counts)

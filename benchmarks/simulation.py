@@ -15,38 +15,33 @@ import argparse
 import itertools
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 import torch
-from bare import machine, write_section
-from federation import Federation
+from bare import FASHION, machine, write_section
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
+from fedrc_flwr.data.scenario import TRAIN
+from fedrc_flwr.engine.in_process import in_memory
 from fedrc_flwr.report.log import METRICS, read_events
 from fedrc_flwr.simulation import simulate
-from fedrc_flwr.state import ClientState
 
 
 def worker(settings: dict[str, Any], part: int, parts: int, barrier: Any, results: Any) -> None:
     """Time the client half of every ``parts``-th client."""
     torch.set_num_threads(1)
-    config = load_config(settings)
-    federation = Federation(config)
-    clients = [c for c in federation.clients if c.role == "train"][part::parts]
-    broadcast = federation.algorithm.broadcast(federation.state, 1, federation.scenario.classes)
-    state = ClientState.start(federation.state.clusters)
-    federation.algorithm.train(broadcast, state, federation.runtime(clients[0], 1))
+    rounds, carrier = in_memory(load_config(settings))
+    clients = [carrier.participants[name] for name in carrier.online(TRAIN)[part::parts]]
+    broadcast = rounds.broadcast(1)
+    clients[0].train(broadcast, time.time())
     barrier.wait()
     started = time.perf_counter()
     for client in clients:
-        federation.algorithm.train(broadcast, state, federation.runtime(client, 1))
+        client.train(broadcast, time.time())
     barrier.wait()
     results.put(time.perf_counter() - started)
 
@@ -74,14 +69,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
     settings: dict[str, Any] = {
-        "scenario": "fashion-mnist-30", "clients": arguments.clients,
-        "samples-per-client": arguments.samples, "rounds": arguments.rounds, "evaluate-every": 1000,
-        "observers-per-concept": 0,
+        **FASHION, "data.clients": arguments.clients, "data.samples-per-client": arguments.samples,
+        "data.observers-per-concept": 0, "rounds": arguments.rounds, "run.evaluate-every": 1000,
     }  # fmt: skip
     workers = len(os.sched_getaffinity(0))
     before = core_seconds(settings, workers)
     with tempfile.TemporaryDirectory() as scratch:
-        outcome = simulate(settings, Path(scratch) / "run", lambda event: None)
+        outcome = simulate(load_config(settings), Path(scratch) / "run", lambda event: None)
         if not outcome.completed:
             raise SystemExit(outcome.reason)
         events = [e for e in read_events(Path(scratch) / "run" / METRICS) if e["event"] == "round"]

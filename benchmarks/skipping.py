@@ -3,8 +3,8 @@
     python benchmarks/skipping.py
 
 On each seed a federation with formed clusters (see bare.formed) goes on twice: dense, and with the
-default thresholds of `skip-below` and `skip-cluster-below`. FashionMNIST, three concepts, `cnn`.
-Two of them go on at a time, in a process each.
+default thresholds of `local.skip-below` and `local.skip-cluster-below`. FashionMNIST, three
+concepts, `cnn`. Two of them go on at a time, in a process each.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from bare import FORMING, formed, machine, write_section
+from bare import FORMING, formed, machine, one_round, write_section
 
-DENSE = {"skip-below": 0.0, "skip-cluster-below": 0.0}
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+
+DENSE = {"local.skip-below": 0.0, "local.skip-cluster-below": 0.0}
 
 
 def go_on(task: tuple[dict[str, Any], int]) -> dict[str, float]:
     """Rounds from formed clusters: accuracy, seconds and networks sent."""
     settings, rounds = task
     torch.set_num_threads(1)
-    federation = formed(settings)
+    federation, carrier = formed(settings)
     seconds, sent = [], []
     for _ in range(rounds):
         started = time.perf_counter()
-        federation.round()
+        sent.append(one_round(federation, carrier))
         seconds.append(time.perf_counter() - started)
-        sent.append(mean(len(reply.deltas) for reply in federation.replies.values()))
-    judged = federation.evaluate()
-    accuracy: dict[str, list[float]] = {"train": [], "observe": []}
-    for client in federation.clients:
-        accuracy[client.role].append(judged[client.name]["accuracy"])
+    names = carrier.online(TRAIN) + carrier.online(OBSERVE)
+    last = federation.broadcast(federation.state.round)
+    judged = federation.judge(carrier.evaluate(names, last))
     return {
-        "local": mean(accuracy["train"]),
-        "global": mean(accuracy["observe"]),
+        "local": judged["local_accuracy"],
+        "global": judged["global_accuracy"],
         "seconds": median(seconds),
         "sent": mean(sent[-3:]),
     }
@@ -63,8 +63,8 @@ def main() -> None:
     tasks = []
     for seed in seeds:
         settings = {
-            "clients": arguments.clients, "seed": int(seed), "samples-per-client": 800,
-            "test-fraction": 0.5,
+            "seed": int(seed), "data.clients": arguments.clients, "data.samples-per-client": 800,
+            "data.test-fraction": 0.5,
         }  # fmt: skip
         tasks += [({**settings, **more}, arguments.rounds) for more in (DENSE, {})]
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
