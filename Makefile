@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo docker-demo test test-deployment test-docker lint format docs clean
+.PHONY: demo docker-demo test test-engines test-deployment test-docker lint format docs clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ docker-demo:
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
+
+# Every algorithm on Flower's simulation engine and in process: about 15 minutes on 2 cores.
+test-engines: $(VENV)/.installed-dev
+	$(BIN)/pytest -m engines
 
 # A real federation on loopback, its parts killed and restarted: about 15 minutes on 2 cores.
 test-deployment: $(VENV)/.installed-dev
@@ -46,11 +50,18 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[docs]"
 	touch $@
 
-# The reference of the keys (kept in git), that of the commands, and the pages, in site/.
+# The settings in docs/config.md and in pyproject.toml (kept in git), the reference of the commands,
+# and the pages, in site/.
 docs: $(VENV)/.installed-docs
 	sed '/^### /,$$d' docs/config.md > docs/config.tmp
-	$(BIN)/fedrc config >> docs/config.tmp
+	$(BIN)/fedrc config --all >> docs/config.tmp
 	mv docs/config.tmp docs/config.md
+	sed '/^\[tool\.flwr\.app\.config\]/,$$d' pyproject.toml > pyproject.tmp
+	$(BIN)/fedrc config --toml >> pyproject.tmp
+	echo >> pyproject.tmp
+	sed -n '/^\[tool\.ruff\]/,$$p' pyproject.toml >> pyproject.tmp
+	cmp -s pyproject.tmp pyproject.toml || cp pyproject.tmp pyproject.toml
+	rm pyproject.tmp
 	mkdir -p docs/generated
 	$(BIN)/typer fedrc_flwr.cli utils docs --name fedrc --title Commands --output docs/generated/cli.md
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs site

@@ -1,7 +1,7 @@
-"""A node's samples, prepared once and memory-mapped from then on.
+"""A node's samples, prepared once and then memory-mapped.
 
-In a deployment every message starts a fresh process: building the node's part of the scenario anew
-each time would cost more than a small round itself.
+In a deployment every message starts a new process. Building the node's part of the scenario each
+time would cost more than a small round.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.data.datasets import DATASETS
 from fedrc_flwr.data.own import own_facts
-from fedrc_flwr.data.scenario import SCENARIO_KEYS, ClientData, GroundTruth, Split
+from fedrc_flwr.data.scenario import ClientData, GroundTruth, Split
+from fedrc_flwr.data.settings import DataSettings
+from fedrc_flwr.settings import flat
 
 ARRAYS = ("fit_inputs", "fit_labels", "test_inputs", "test_labels")
 
 
 def prepared(
-    directory: Path, config: RunConfig, index: int, build: Callable[[], ClientData]
+    directory: Path,
+    settings: DataSettings,
+    seed: int,
+    index: int,
+    build: Callable[[], ClientData],
 ) -> ClientData:
-    """The data of one client from ``directory``, put there by ``build`` the first time."""
-    facts = {name: getattr(config, name) for name in SCENARIO_KEYS} | {"index": index}
-    if config.dataset not in DATASETS:
-        facts["file"] = own_facts(config)
+    """The data of one client from ``directory``; the first time, ``build`` makes it."""
+    facts = {**flat(settings), "seed": seed, "index": index, "file": own_facts(settings)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = directory / f"prepared-{digest}"
     if not (folder / "about.json").exists():
         _write(folder, build())
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    # Copy on write: pages are shared until somebody writes, which nobody does.
+    # Copy on write: pages are shared, because nobody writes to them.
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
     return ClientData(
         name=about["name"],
@@ -49,7 +51,7 @@ def prepared(
 
 
 def _write(folder: Path, data: ClientData) -> None:
-    """Fill a directory beside and rename it: another process may be doing the same."""
+    """Fill a temporary directory and rename it: another process may be doing the same."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".preparing-", dir=folder.parent))
     for part, split in (("fit", data.fit), ("test", data.test)):
@@ -66,4 +68,4 @@ def _write(folder: Path, data: ClientData) -> None:
     try:
         os.replace(beside, folder)
     except OSError:
-        shutil.rmtree(beside)  # somebody was faster
+        shutil.rmtree(beside)  # another process was faster

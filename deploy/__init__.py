@@ -1,1 +1,1 @@
-"""Running a federation for real: certificates, keys, launchers, checks."""
+"""Deploying a federation: certificates, keys, launchers, checks."""

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.files import replacing
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
@@ -26,7 +27,7 @@ HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
 
 
 def create_authority(directory: Path) -> None:
-    """Make ``ca.crt`` and ``ca.key``; an authority that is there is never overwritten."""
+    """Make ``ca.crt`` and ``ca.key``; an existing authority is never overwritten."""
     if (directory / CA_KEY).exists() or (directory / CA_CERTIFICATE).exists():
         raise ConfigError(
             f"{directory} holds an authority already: `fedrc certs renew` renews the server's "
@@ -86,15 +87,15 @@ def check_names(names: Iterable[str]) -> list[x509.GeneralName]:
     """The names of a certificate, once they are known to be host names or addresses."""
     general_names = [_general_name(name) for name in names]
     if not general_names:
-        raise ConfigError("a server certificate needs at least one --name, as nodes will call it")
+        raise ConfigError("a server certificate needs at least one --name that nodes use")
     return general_names
 
 
 def create_node_key(path: Path) -> Path:
-    """Make a node's key pair, private at ``path`` and public beside it; returns the public one."""
+    """Make a node's key pair, private at ``path`` and public next to it; returns the public one."""
     public_path = path.with_name(path.name + ".pub")
     if path.exists() or public_path.exists():
-        raise ConfigError(f"{path} exists already: a node's key is replaced by hand, see rotating")
+        raise ConfigError(f"{path} exists already: to rotate a node's key, see deploy/README.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     create_secret(
@@ -114,7 +115,7 @@ def create_node_key(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """What an operator wants to know of a certificate."""
+    """A certificate's names and dates."""
 
     names: list[str]
     not_before: datetime.datetime
@@ -174,17 +175,16 @@ def create_secret(path: Path, content: bytes) -> None:
 
 
 def _replace_secret(path: Path, content: bytes) -> None:
-    """The same over a file that may be there; a crash leaves the old one whole."""
-    beside = path.with_suffix(path.suffix + ".tmp")
-    beside.unlink(missing_ok=True)
-    create_secret(beside, content)
-    os.replace(beside, path)
+    """Replace a file in the same way; after a crash the old one is intact."""
+    with replacing(path) as beside:
+        beside.unlink(missing_ok=True)
+        create_secret(beside, content)
 
 
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    # An hour of grace for clocks that are behind.
+    # An hour of tolerance for clocks that are behind.
     start = _now() - datetime.timedelta(hours=1)
     return (
         x509.CertificateBuilder()
@@ -223,9 +223,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    beside = path.with_suffix(path.suffix + ".tmp")
-    beside.write_bytes(content)
-    os.replace(beside, path)
+    with replacing(path) as beside:
+        beside.write_bytes(content)
 
 
 def _read(path: Path, what: str) -> bytes:

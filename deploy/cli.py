@@ -1,26 +1,23 @@
-"""The operator's commands of ``fedrc``; thin on the modules beside this one."""
+"""The operator's commands of ``fedrc``."""
 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedrc_flwr.configuration import load_config, parse_setting
-from fedrc_flwr.errors import ConfigError, FedRCError, RunError
+from fedrc_flwr.errors import FAILED, MISUSED, ConfigError, FedRCError, RunError
 
-FAILED, MISUSED = 1, 2
 certs = typer.Typer(help="The federation's certificates.", no_args_is_help=True)
 node = typer.Typer(help="The federation's nodes.", no_args_is_help=True)
 ServerFile = Annotated[Path, typer.Argument(help="The server's superlink.yaml.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Hang the operator's commands into ``fedrc``."""
+    """Add the operator's commands to ``fedrc``."""
     app.add_typer(certs, name="certs")
     app.add_typer(node, name="node")
     for command in (superlink, serverapp, supernode, doctor, run, stop):
@@ -29,7 +26,7 @@ def add_commands(app: typer.Typer) -> None:
 
 @certs.command("init")
 def certs_init(
-    directory: Annotated[Path, typer.Argument(help="Where they go.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to create them in.")],
     name: Annotated[
         list[str], typer.Option(help="Host name or address of the server. Repeatable.")
     ],
@@ -48,9 +45,9 @@ def certs_init(
 
 @certs.command("renew")
 def certs_renew(
-    directory: Annotated[Path, typer.Argument(help="Where they are.")],
+    directory: Annotated[Path, typer.Argument(help="Their directory.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="New list of names; default: those it has.")
+        list[str] | None, typer.Option(help="New list of names; default: the current ones.")
     ] = None,
 ) -> None:
     """Renew the server's certificate under the same authority. Restart the SuperLink afterwards."""
@@ -73,12 +70,12 @@ def certs_renew(
 
 @node.command("key")
 def node_key(path: Annotated[Path, typer.Argument(help="The private key's file.")]) -> None:
-    """Make a node's key pair, on the node itself: the private half never leaves it."""
+    """Make a node's key pair, on the node itself: the private key never leaves it."""
     from deploy.certificates import create_node_key
 
     def work() -> None:
         public = create_node_key(path)
-        typer.echo(f"made {path}; take {public} to the server: fedrc node register")
+        typer.echo(f"made {path}; copy {public} to the server and run there: fedrc node register")
 
     _guard(work)
 
@@ -87,7 +84,7 @@ def node_key(path: Annotated[Path, typer.Argument(help="The private key's file."
 def node_register(
     file: ServerFile, public_key: Annotated[Path, typer.Argument(help="The node's .pub file.")]
 ) -> None:
-    """Let a node in by its public key."""
+    """Register a node by its public key."""
     _answer(file, lambda control: control.register(public_key.resolve()))
 
 
@@ -95,7 +92,7 @@ def node_register(
 def node_remove(
     file: ServerFile, node_id: Annotated[str, typer.Argument(help="As `fedrc node list` shows.")]
 ) -> None:
-    """Shut a node out."""
+    """Remove a node."""
     _answer(file, lambda control: control.unregister(node_id))
 
 
@@ -120,7 +117,7 @@ def superlink(file: ServerFile) -> None:
 
 
 def serverapp(file: ServerFile) -> None:
-    """Run the executor of ServerApps beside the SuperLink."""
+    """Run the executor of ServerApps next to the SuperLink."""
     from deploy.launch import launch_serverapp
 
     _guard(lambda: launch_serverapp(file))
@@ -134,17 +131,17 @@ def supernode(file: Annotated[Path, typer.Argument(help="This node's node.yaml."
 
 
 def doctor(
-    server: Annotated[Path | None, typer.Option(help="A superlink.yaml to examine.")] = None,
-    node: Annotated[Path | None, typer.Option(help="A node.yaml to examine.")] = None,
+    server: Annotated[Path | None, typer.Option(help="The server's superlink.yaml.")] = None,
+    node: Annotated[Path | None, typer.Option(help="A node's node.yaml.")] = None,
 ) -> None:
-    """Examine a side: files, certificates, clocks, health, nodes, the last round."""
+    """Check the server or a node: files, certificates, clocks, health, nodes, the last round."""
     from deploy.doctor import examine_node, examine_superlink
     from deploy.files import read_node_file, read_superlink_file
     from deploy.preflight import ERROR, Finding
 
     def work() -> None:
         if server is None and node is None:
-            raise ConfigError("name a side: --server superlink.yaml or --node node.yaml")
+            raise ConfigError("give --server superlink.yaml or --node node.yaml")
         findings: list[Finding] = []
         if server is not None:
             findings += _show(examine_superlink(read_superlink_file(server)))
@@ -165,23 +162,29 @@ def doctor(
 
 def run(
     file: ServerFile,
-    scenario: Annotated[str | None, typer.Option(help="Scenario by name.")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Name or path of a scenario: who holds what.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Name or path of a recipe: how to learn.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
+        list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The run's name; with --resume, of the run to go on with.")
+        str | None, typer.Option(help="The run's name; with --resume, the run to continue.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     retries: Annotated[
-        int, typer.Option(min=0, help="Resume this often by itself when the server side dies.")
+        int, typer.Option(min=0, help="How often to resume automatically if the server side fails.")
     ] = 0,
 ) -> None:
-    """Run the app on a real federation, and say how it really ended."""
+    """Run the app on a deployed federation and follow it to its end."""
     from deploy.files import read_superlink_file
     from deploy.submit import run as submit
     from fedrc_flwr.checkpoint import has_checkpoint
-    from fedrc_flwr.cli import resumed_settings
+    from fedrc_flwr.config import load_config, parse_setting, recorded_config
+    from fedrc_flwr.engine.outputs import new_name
     from fedrc_flwr.report.cli import show_page
     from fedrc_flwr.report.log import Event
     from fedrc_flwr.report.terminal import Terminal, summary_lines
@@ -189,28 +192,20 @@ def run(
     def work() -> None:
         server = read_superlink_file(file)
         if resume and not name:
-            raise ConfigError("--resume needs --name, the name of the run to go on with")
-        given = {} if not resume else resumed_settings(server.outputs / str(name))
-        if scenario is not None:
-            given["scenario"] = scenario
-        given |= dict(parse_setting(text) for text in settings or [])
-        if name is not None:
-            given["run-name"] = name
-        config = load_config(given)
-        # Flower takes scalars only: what the user wrote in another form goes on as it was read.
-        given = {key: value for key, value in config.to_dict().items() if key in given}
-        run_name = (
-            name
-            or f"{config.scenario}-{config.algorithm}-seed{config.seed}-"
-            + time.strftime("%Y%m%d-%H%M%S")
-        )
+            raise ConfigError("--resume needs --name, the name of the run to continue")
+        if resume and (scenario, recipe) != (None, None):
+            raise ConfigError(
+                "--resume continues a run with its own data and recipe: change single settings "
+                "with --set"
+            )
+        given = {} if not resume else recorded_config(server.outputs / str(name))
+        given |= {} if scenario is None else {"scenario": scenario}
+        given |= {} if recipe is None else {"recipe": recipe}
+        given |= {} if name is None else {"run.name": name}  # checked with all the others
+        config = load_config(given | dict(parse_setting(text) for text in settings or []))
+        run_name = name or new_name(config.scenario, config.algorithm, config.seed)
         if not resume and has_checkpoint(server.outputs / run_name):
             raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
-        if config.scenario.endswith((".yaml", ".yml")):
-            raise ConfigError(
-                f"scenario = {config.scenario!r}: the nodes do not have this file; name a "
-                "ready-made scenario, and give the file's keys with --set"
-            )
         run_id = ""
         with Terminal(config.rounds) as terminal:
 
@@ -223,17 +218,17 @@ def run(
                 terminal.show(event)
 
             try:
-                done = submit(server, given, run_name, show, retries)
+                done = submit(server, config, run_name, show, retries)
             except KeyboardInterrupt:
                 typer.echo(
-                    f"fedrc: no longer watching; the run goes on. To stop it: "
+                    f"fedrc: no longer watching; the run continues. To stop it: "
                     f"fedrc stop {file} {run_id}",
                     err=True,
                 )
                 raise typer.Exit(FAILED) from None
         if not done.completed:
             typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
-            typer.echo(f"to go on: fedrc run {file} --name {run_name} --resume", err=True)
+            typer.echo(f"to continue: fedrc run {file} --name {run_name} --resume", err=True)
             show_page(done.directory, err=True)
             raise typer.Exit(FAILED)
         for line in summary_lines(done.summary, done.directory):
@@ -246,7 +241,7 @@ def run(
 def stop(
     file: ServerFile, run_id: Annotated[str, typer.Argument(help="As `fedrc run` printed it.")]
 ) -> None:
-    """Stop a run; what it had reached can be resumed."""
+    """Stop a run; it can be resumed later."""
     _answer(file, lambda control: control.stop(run_id))
 
 
@@ -265,7 +260,7 @@ def _answer(file: Path, call: Callable[..., dict[str, object]]) -> None:
 
 
 def _guard(work: Callable[[], None]) -> None:
-    """Errors of ours and of the file system end with a sentence, not with a traceback."""
+    """Print expected errors as one sentence instead of a traceback."""
     try:
         work()
     except (FedRCError, OSError) as error:

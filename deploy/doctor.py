@@ -1,4 +1,4 @@
-"""The preflight and the health of a side that is running, by hand."""
+"""Checks of a server or node that is running: the preflight, and its health."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def grpc_health(address: Address, who: str) -> Finding:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # Health is asked on this machine or network: never through a proxy of the environment.
+    # Never through a proxy from the environment, because health is checked on this network.
     options = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(str(address), options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -103,7 +103,7 @@ def last_round(outputs: Path) -> Finding:
     rounds = [event["round"] for event in events if event.get("event") == "round"]
     minutes = (time.time() - logs[-1].stat().st_mtime) / 60
     number = rounds[-1] if rounds else 0
-    # A resumed run's log holds the end of the attempt before it.
+    # A resumed run's log contains the end of the previous attempt.
     state = "ended" if events and events[-1].get("event") == "end" else "under way"
     return Finding(
         OK, f"run {logs[-1].parent.name} {state}: round {number}, {minutes:.1f} minutes ago"

@@ -1,4 +1,4 @@
-"""The one readable file that each side starts from: superlink.yaml, node.yaml."""
+"""The configuration file of each side: superlink.yaml, node.yaml."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
-from deploy.flower import Tls
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.flower import Tls
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SuperLinkFile:
 
     @property
     def tls(self) -> Tls | None:
-        """The certificates' paths, or None where plain text was asked for by name."""
+        """The certificates' paths, or None with ``insecure``."""
         if self.certificates is None:
             return None
         return Tls(
@@ -89,7 +89,7 @@ class NodeFile:
     device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     count_noise : standard deviation xi of the noise on this node's label counts; None: the run's
     state : directory of the client's state
-    threads : cores that this node may use; None: all. Several nodes on one machine: share them out
+    threads : cores that this node may use; None: all. Divide them if several nodes share a machine
     listen : where the node talks to its own client processes; keep it on loopback
     health : where the gRPC health protocol is answered; keep it on loopback
     insecure : plain text and no key, for trials on one machine
@@ -127,7 +127,7 @@ class NodeFile:
 
 
 def read_superlink_file(path: Path) -> SuperLinkFile:
-    """Read and check superlink.yaml; relative paths count from the file's own directory."""
+    """Read and check superlink.yaml; relative paths start at the file's directory."""
     content = _read(path, SuperLinkFile)
     file = SuperLinkFile(**content)
     _demand_security(path, file.insecure, {"certificates": file.certificates})
@@ -135,7 +135,7 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
 
 
 def read_node_file(path: Path) -> NodeFile:
-    """Read and check node.yaml; relative paths count from the file's own directory."""
+    """Read and check node.yaml; relative paths start at the file's directory."""
     content = _read(path, NodeFile)
     file = NodeFile(**content)
     if not file.name.strip() or len(file.name) > 128:
@@ -153,7 +153,7 @@ def read_node_file(path: Path) -> NodeFile:
 
 
 def _demand_security(path: Path, insecure: bool, needed: dict[str, Path | None]) -> None:
-    """Plain text only by name, never by a forgotten line."""
+    """Plain text must be requested explicitly, never by a missing line."""
     missing = [name for name, value in needed.items() if value is None]
     if insecure and len(missing) < len(needed):
         given = ", ".join(name for name in needed if name not in missing)
@@ -161,7 +161,7 @@ def _demand_security(path: Path, insecure: bool, needed: dict[str, Path | None])
     if not insecure and missing:
         raise ConfigError(
             f"{path}: {', '.join(missing)} missing. For plain text on a machine that you trust, "
-            "say insecure: true"
+            "set insecure: true"
         )
 
 

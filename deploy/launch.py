@@ -1,4 +1,4 @@
-"""Starting the two sides: check first, then become Flower's program."""
+"""Starting server and node: check first, then replace this process by Flower's program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from deploy import flower
 from deploy.certificates import create_secret
 from deploy.files import Address, NodeFile, SuperLinkFile, read_node_file, read_superlink_file
 from deploy.preflight import (
@@ -20,6 +19,7 @@ from deploy.preflight import (
     check_secret,
     check_superlink,
 )
+from fedrc_flwr import flower
 from fedrc_flwr.errors import ConfigError
 
 
@@ -78,7 +78,7 @@ def supernode_command(file: NodeFile) -> list[str]:
 
 
 def local_address(file: SuperLinkFile) -> Address:
-    """How programs on the server's own machine reach it: by a name of its certificate."""
+    """The address for programs on the server's own machine: a name of its certificate."""
     return file.address
 
 
@@ -90,7 +90,7 @@ def ensure_secret(path: Path) -> None:
 
 
 def demand(findings: Iterable[Finding]) -> None:
-    """Print what is not in order, and refuse to go on with an error."""
+    """Print the problems, and stop if there is an error."""
     errors = []
     for finding in findings:
         if finding.level != OK:

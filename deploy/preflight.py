@@ -1,4 +1,4 @@
-"""Checks before a start, each a sentence: what is wrong and what to do."""
+"""Checks before a start. Each says in a sentence what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding:
 def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Finding]:
     """Everything that the SuperLink needs. ``starting``: its port must still be free."""
     if file.tls is None:
-        yield Finding(WARNING, "insecure: true: plain text, and any node is let in")
+        yield Finding(WARNING, "insecure: true: plain text, and any node may connect")
     else:
         yield from check_certificates(file)
     yield from check_secret(file)
@@ -51,7 +51,7 @@ def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Find
 
 
 def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
-    """The server's certificate: there, in time, for the right name, with its key kept private."""
+    """Whether the server's certificate exists, is valid, has the right names and a private key."""
     tls = file.tls
     if tls is None:
         return
@@ -78,7 +78,7 @@ def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
         )
     yield check_private(tls.key)
     authority_key = tls.ca.with_name(certificates.CA_KEY)
-    if authority_key.exists():  # better kept elsewhere
+    if authority_key.exists():  # better kept on another machine
         yield check_private(authority_key)
 
 
@@ -114,7 +114,7 @@ def check_private(path: Path) -> Finding:
 
 
 def check_folder(path: Path, name: str) -> Finding:
-    """Whether a directory can be written to and has room."""
+    """Whether a directory is writable and has free space."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".fedrc-probe"
@@ -152,7 +152,7 @@ def check_ports(*addresses: Address | None) -> Iterator[Finding]:
 def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
     """Everything that a node needs. ``starting``: its port must still be free."""
     if file.insecure:
-        yield Finding(WARNING, "insecure: true: plain text, and no proof of who this node is")
+        yield Finding(WARNING, "insecure: true: plain text, and this node is not authenticated")
     if file.key is not None:
         if file.key.exists():
             yield check_private(file.key)
@@ -166,7 +166,7 @@ def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
 
 
 def check_device(name: str) -> Finding:
-    """Whether the device is there."""
+    """Whether the device exists."""
     if name in ("auto", "cpu"):
         return Finding(OK, f"device {name}")
     import torch
@@ -181,7 +181,7 @@ def check_device(name: str) -> Finding:
 
 
 def check_reachable(address: Address, ca: Path | None) -> Iterator[Finding]:
-    """Whether the SuperLink answers, with a certificate that this side trusts, at the same time."""
+    """Whether the SuperLink answers with a trusted certificate, and the clocks agree."""
     try:
         response_date = fetch_health(address, ca)
     except ssl.SSLCertVerificationError as error:
@@ -198,7 +198,7 @@ def check_reachable(address: Address, ca: Path | None) -> Iterator[Finding]:
         return
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        hint = "is it started, is the address right, does a firewall stand between?"
+        hint = "is it started, is the address right, is there a firewall in between?"
         if ca is None and isinstance(error, (http.client.HTTPException, ConnectionError)):
             hint = "it may expect TLS: give ca and key instead of insecure: true"
         yield Finding(ERROR, f"the SuperLink at {address} does not answer: {reason}; {hint}")

@@ -1,19 +1,19 @@
-"""Submitting a run to a SuperLink, following it, and resuming it when its server side died."""
+"""Submitting a run to a SuperLink, following it, and resuming it if its server side failed."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy import flower
 from deploy.files import SuperLinkFile
+from fedrc_flwr import flower
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, Event, MetricsTail, read_json
-from fedrc_flwr.simulation import find_app
 
 STATUS_SECONDS = 15.0
 PATIENCE_SECONDS = 300.0  # for a SuperLink that is being restarted
@@ -31,7 +31,7 @@ class Submitted:
 
 def run(
     file: SuperLinkFile,
-    settings: Mapping[str, Any],
+    config: RunConfig,
     name: str,
     on_event: Callable[[Event], None],
     retries: int = 0,
@@ -45,18 +45,18 @@ def run(
     from fedrc_flwr.checkpoint import has_checkpoint
 
     directory = file.outputs / name
-    settings = {**settings, "output-dir": str(file.outputs), "run-name": name}
+    config = config.placed(directory)
     with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
         control = connect(file, Path(scratch))
-        source = app or find_app(Path(scratch))
+        source = app or flower.find_app(Path(scratch))
         for attempt in range(retries + 1):
-            resume = bool(settings.get("resume")) or (attempt > 0 and has_checkpoint(directory))
-            if attempt > 0 and "resume-round" in settings:
-                # Zero once the run has gone back to that round and finished the next one.
-                settings["resume-round"] = read_json(directory / CONFIG).get("resume-round", 0)
+            if attempt > 0 and has_checkpoint(directory):
+                # Zero once the run has gone back and finished the round after that one.
+                again = read_json(directory / CONFIG).get("run.resume-round", 0)
+                config = config.resumed(again)
             (directory / SUMMARY).unlink(missing_ok=True)
             patience = PATIENCE_SECONDS if attempt else 0.0
-            run_id = _hand_in(control, source, {**settings, "resume": resume}, patience)
+            run_id = _hand_in(control, source, config, patience)
             on_event({"event": "submitted", "run_id": run_id})
             reason = follow(control, run_id, directory, on_event)
             if not reason:
@@ -66,14 +66,12 @@ def run(
         return Submitted(False, directory, read_json(directory / SUMMARY), reason)
 
 
-def _hand_in(
-    control: flower.Control, source: Path, settings: Mapping[str, Any], patience: float
-) -> str:
-    """Submit; a SuperLink that is just being restarted is asked again."""
+def _hand_in(control: flower.Control, source: Path, config: RunConfig, patience: float) -> str:
+    """Submit; try again while the SuperLink is being restarted."""
     ends = time.monotonic() + patience
     while True:
         try:
-            return control.run(source, settings)
+            return control.run(source, config.to_dict())
         except RunError:
             if time.monotonic() >= ends:
                 raise
@@ -81,7 +79,7 @@ def _hand_in(
 
 
 def connect(file: SuperLinkFile, scratch: Path) -> flower.Control:
-    """Calls to the SuperLink of a file."""
+    """A connection to the SuperLink of a file."""
     flower.write_connection(scratch / "flwr", str(file.address), file.tls.ca if file.tls else None)
     return flower.Control(scratch / "flwr", flower.environment())
 

@@ -12,23 +12,65 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrc_flwr import em
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.em import Floats
+from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
-#: Standard errors between an estimate and a limit from which on noise does not decide.
+#: How many standard errors an estimate must be away from a limit to be trusted.
 SURE = 2.0
-#: The smallest movement that noise must let through. Where it hides more, nobody can tell whether
-#: the clients have settled.
+#: If noise hides movements larger than this, it is unknown whether the clients have settled.
 BLIND = 0.25
 
 
 @dataclass(frozen=True)
+class AdaptiveSettings:
+    """When clusters are removed and merged."""
+
+    adaptive: bool = key(
+        False, "Remove clusters with a small share once the federation has settled.", common=True
+    )
+    remove_below: float = key(
+        0.05,
+        "Share of all samples below which a cluster is removed (the paper's delta).",
+        low=0.0,
+        high=0.5,
+    )
+    merge: bool = key(
+        False,
+        "Merge clusters that mean the same once the federation has settled.",
+        common=True,
+    )
+    merge_tolerance: float = key(
+        0.5,
+        "Two clusters mean the same if the samples of each lose at most this many nats by using "
+        "the other's model.",
+        low=0.0,
+    )
+    settle_tolerance: float = key(
+        0.02,
+        "The federation has settled when the mixture weights move less than this in a round (total "
+        "variation, mean over clients),",
+        above=0.0,
+        high=1.0,
+    )
+    settle_loss: float = key(0.02, "the clients' mean loss changes by less than this,", above=0.0)
+    settle_rounds: int = key(3, "for this many rounds in a row, after any annealing.", low=1)
+
+    def removes(self) -> bool:
+        """Whether clusters may be removed."""
+        return self.adaptive
+
+    def needs_losses(self) -> bool:
+        """Whether clients must send a loss table."""
+        return self.merge
+
+
+@dataclass(frozen=True)
 class Adaptation:
-    """What became of the clusters in one round, and what noise kept from being decided."""
+    """Which clusters were removed or merged in a round, and what noise left undecided."""
 
     removed: tuple[int, ...] = ()
-    merged: tuple[tuple[int, int], ...] = ()  # (cluster that went, cluster that took it over)
+    merged: tuple[tuple[int, int], ...] = ()  # (merged cluster, cluster it became part of)
     undecided: str = ""
 
 
@@ -37,7 +79,7 @@ class Movement:
     """How much the clients' mixture weights moved in a round.
 
     Without noise it is the mean total variation. With noise it is a root mean square, and
-    ``resolution`` is the smallest one that can be told from the noise.
+    ``resolution`` is the smallest movement that can be distinguished from noise.
     """
 
     moved: float
@@ -91,7 +133,7 @@ def _masses(record: ClientRecord) -> Floats:
 def learning(before: ServerState, after: ServerState, names: list[str]) -> float:
     """How much the mean loss of these clients changed since they last reported.
 
-    Infinite where none of them reported before: nothing is known then.
+    Infinite if none of them reported before.
     """
     pairs = [
         (record.samples, record.loss - previous.loss)
@@ -107,47 +149,50 @@ def learning(before: ServerState, after: ServerState, names: list[str]) -> float
 
 
 def count_quiet_rounds(
-    state: ServerState, moved: Movement, learnt: float, annealed: bool, config: RunConfig
+    state: ServerState, moved: Movement, learnt: float, annealed: bool, settings: AdaptiveSettings
 ) -> ServerState:
     """Note whether this round was quiet.
 
-    Weights that rest are not enough. Models that start alike learn together at first, and nobody's
-    weights move; they have yet to part.
+    Weights that do not move are not enough: models that start close to each other learn together at
+    first, and weights do not move although nothing has separated yet.
     """
-    still = moved.rests(config.settle_tolerance) and learnt < config.settle_loss
+    still = moved.rests(settings.settle_tolerance) and learnt < settings.settle_loss
     quiet = still and not annealed
     return replace(state, quiet_rounds=state.quiet_rounds + 1 if quiet else 0)
 
 
-def adapt(state: ServerState, moved: Movement, config: RunConfig) -> tuple[ServerState, Adaptation]:
+def adapt(
+    state: ServerState, moved: Movement, settings: AdaptiveSettings
+) -> tuple[ServerState, Adaptation]:
     """Check and remove (the paper's Algorithm 2), then merge, once the weights have settled.
 
-    Where noise on the statistics hides what would decide, nothing is done and the result says so.
+    If noise on the statistics hides the answer, nothing is removed or merged, and the result says
+    what is undecided.
     """
-    if not (config.adaptive or config.merge):
+    if not (settings.adaptive or settings.merge):
         return state, Adaptation()
     if moved.blind:
         return state, Adaptation(undecided="whether the clients have settled")
-    if state.quiet_rounds < config.settle_rounds:
+    if state.quiet_rounds < settings.settle_rounds:
         return state, Adaptation()
     removed: tuple[int, ...] = ()
     merged: list[tuple[int, int]] = []
     undecided: list[str] = []
-    if config.adaptive:
-        state, removed = remove_small(state, config.remove_below)
-        undecided += _undecided_shares(state, config.remove_below)
-    if config.merge:
-        while pair := same_pair(state, config.merge_tolerance):
+    if settings.adaptive:
+        state, removed = remove_small(state, settings.remove_below)
+        undecided += _undecided_shares(state, settings.remove_below)
+    if settings.merge:
+        while pair := same_pair(state, settings.merge_tolerance):
             state = merge_pair(state, *pair)
             merged.append(pair)
-        undecided += _undecided_pairs(state, config.merge_tolerance)
+        undecided += _undecided_pairs(state, settings.merge_tolerance)
     return state, Adaptation(removed, tuple(merged), "; ".join(undecided))
 
 
 def remove_small(state: ServerState, share: float) -> tuple[ServerState, tuple[int, ...]]:
-    """Remove the clusters whose share of all samples is surely below ``share``; the largest stays.
+    """Remove the clusters whose share of all samples is below ``share``; the largest stays.
 
-    Without noise every share is sure.
+    With noise, the share must be below it by two standard errors.
     """
     shares = state.shares()
     small = shares + SURE * state.share_error() < share
@@ -184,11 +229,11 @@ def _cross_sums(state: ServerState) -> tuple[Floats, Floats]:
 
 
 def table_unit(clusters: int, classes: int) -> float:
-    """By how much the entries of a noisy loss table are larger than those of the counts.
+    """The unit of a noisy loss table.
 
-    A difference of two losses is cut to twice the loss of a guess, ``2 log(classes)``: a model that
-    is surely wrong need not be told from one that is surely very wrong. Divided by this unit the
-    table has a norm of at most the client's number of samples, like the counts.
+    A difference of two losses is cut to twice the loss of a guess, ``2 log(classes)``: how wrong a
+    model is beyond that does not matter. Divided by this unit, the table has a norm of at most the
+    client's number of samples, like the counts.
     """
     return loss_bound(classes) * math.sqrt(max(clusters - 1, 1))
 
@@ -214,7 +259,7 @@ def _cross_error(state: ServerState) -> Floats:
 
 
 def _excess_bounds(state: ServerState) -> tuple[Floats, Floats]:
-    """The least and the most that the worse served of two clusters may lose, both (K, K)."""
+    """Lower and upper bound of what the worse served of two clusters loses, both (K, K)."""
     with np.errstate(invalid="ignore"):
         excess = em.mutual_excess(cross_losses(state))
     error = SURE * _cross_error(state)
@@ -223,10 +268,10 @@ def _excess_bounds(state: ServerState) -> tuple[Floats, Floats]:
 
 
 def same_pair(state: ServerState, tolerance: float) -> tuple[int, int] | None:
-    """Two clusters that surely mean the same: (the one to go, the one to stay).
+    """Two clusters that mean the same beyond doubt: (the one to merge, the one to keep).
 
-    The model that serves the samples of both better stays as it is. Averaging the two parameter
-    vectors would need them to be aligned, and two networks from different initial values are not.
+    The model that serves the samples of both better is kept as it is. Averaging would require
+    aligned networks, and networks from different initial values are not aligned.
     """
     if len(state.clusters) < 2:
         return None

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.settings import key
 from fedrc_flwr.state import ServerState
 
 PIECE = 1 << 16  # numbers; as float64 they fit a core's own cache
-BODY = -1  # the shared feature extractor's place among the clusters
+BODY = -1  # key of the shared feature extractor among the clusters
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the server does with the averaged update."""
+
+    optimizer: str = key(
+        "sgd",
+        "How the averaged update is applied.",
+        choices=("sgd", "momentum", "adam"),
+        common=True,
+    )
+    learning_rate: float = key(1.0, "Global learning rate, eta_g.", above=0.0, common=True)
+    momentum: float = key(
+        0.9, "Momentum of the server's optimizer (beta 1 of `adam`).", low=0.0, high=0.999
+    )
+    beta2: float = key(0.99, "Beta 2 of the server's `adam`.", low=0.0, high=0.9999)
+    epsilon: float = key(1e-3, "Epsilon of the server's `adam`.", above=0.0)
 
 
 class UpdateSums:
@@ -48,7 +66,7 @@ class UpdateSums:
 
 
 def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:
-    """``total += factor * delta`` in pieces: in one, the products would go through memory."""
+    """``total += factor * delta``, in pieces that fit the cache."""
     product = np.empty(min(PIECE, len(delta)))
     for start in range(0, len(delta), PIECE):
         part = delta[start : start + PIECE]
@@ -56,8 +74,10 @@ def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:
         total[start : start + PIECE] += product[: len(part)]
 
 
-def apply_updates(state: ServerState, means: dict[int, Floats], config: RunConfig) -> ServerState:
-    """``theta_k += eta_g * mean update``, by way of momentum or Adam where configured.
+def apply_updates(
+    state: ServerState, means: dict[int, Floats], settings: ServerSettings
+) -> ServerState:
+    """``theta_k += eta_g * mean update``, with momentum or Adam if configured.
 
     Running statistics become the clients' mean, whatever the optimizer: a step beyond it could
     make a variance negative. A cluster that nobody trained this round has a mean update of zero.
@@ -69,12 +89,12 @@ def apply_updates(state: ServerState, means: dict[int, Floats], config: RunConfi
         vectors[BODY] = state.body
     for cluster, vector in vectors.items():
         mean = means.get(cluster)
-        if mean is None and config.server_optimizer == "sgd":
+        if mean is None and settings.optimizer == "sgd":
             continue
         mean = np.zeros(len(vector)) if mean is None else mean
         count = state.body_parameters if cluster == BODY else state.parameters
-        step = _optimizer_step(cluster, mean[:count], optimizer, steps, config)
-        change = np.concatenate([config.global_learning_rate * step, mean[count:]])
+        step = _optimizer_step(cluster, mean[:count], optimizer, steps, settings)
+        change = np.concatenate([settings.learning_rate * step, mean[count:]])
         vectors[cluster] = (vector + change).astype(np.float32)
     body = vectors.pop(BODY, None)
     return replace(state, models=vectors, body=body, optimizer=optimizer, optimizer_steps=steps)
@@ -85,21 +105,21 @@ def _optimizer_step(
     mean: Floats,
     optimizer: dict[str, dict[int, Floats]],
     steps: int,
-    config: RunConfig,
+    settings: ServerSettings,
 ) -> Floats:
-    if config.server_optimizer == "sgd":
+    if settings.optimizer == "sgd":
         return mean
     first = optimizer.setdefault("first", {})
     previous = first.get(cluster, np.zeros(len(mean)))
-    if config.server_optimizer == "momentum":
-        first[cluster] = config.server_momentum * previous + mean
+    if settings.optimizer == "momentum":
+        first[cluster] = settings.momentum * previous + mean
         return first[cluster]
     second = optimizer.setdefault("second", {})
-    beta1, beta2 = config.server_momentum, config.server_beta2
+    beta1, beta2 = settings.momentum, settings.beta2
     first[cluster] = beta1 * previous + (1 - beta1) * mean
     second[cluster] = beta2 * second.get(cluster, np.zeros(len(mean))) + (1 - beta2) * mean**2
     corrected = first[cluster] / (1 - beta1**steps)
-    scale = np.sqrt(second[cluster] / (1 - beta2**steps)) + config.server_epsilon
+    scale = np.sqrt(second[cluster] / (1 - beta2**steps)) + settings.epsilon
     return np.asarray(corrected / scale, dtype=np.float64)
 
 
@@ -109,7 +129,7 @@ def update_norm(vectors: Iterable[Vector]) -> float:
     for vector in vectors:
         with np.errstate(over="ignore"):
             squares = float(np.dot(vector, vector))
-        if not math.isfinite(squares):  # rare, so that float64 need not be paid for by all
+        if not math.isfinite(squares):  # rare, so float64 is used only here
             exact = vector.astype(np.float64)
             squares = float(np.dot(exact, exact))
         total += squares

@@ -39,7 +39,7 @@ class ModelBank:
         self.mixed_precision = mixed_precision
         self.body = FlatModule(models[0].body, device) if shared_body else None
         self.units = [FlatModule(m.head if shared_body else m, device) for m in models]
-        # The networks are alike, and so is the body that they may share.
+        # All networks have the same layout.
         self.batch_norm = any(isinstance(part, _BATCH_NORM) for part in models[0].modules())
         self.modeless = all(type(part) in _MODELESS for part in models[0].modules())
 
@@ -76,15 +76,15 @@ class ModelBank:
                     part.train(on)
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
-        """bfloat16 where mixed precision was asked for."""
+        """bfloat16 with mixed precision."""
         if not self.mixed_precision:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; ``auto``: a GPU where there is one."""
-    if name == "auto":
+    """The device of that name; ``auto`` or empty: a GPU if there is one."""
+    if name in ("", "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device

@@ -1,37 +1,27 @@
-"""Server checkpoints and client states on disk: one safetensors file each, written atomically.
+"""Server checkpoints and client states on disk: one file each, see ``tensor_file``.
 
-The numbers are tensors; everything else is JSON in the file's metadata. Nothing is pickled, so
-reading a file that somebody else wrote runs no code. The JSON holds a checksum of every tensor, and
-the metadata one of the JSON: whatever is read is verified, and the rest need not be read for it.
-Nothing that is not finite is written or read.
+NaN and infinity are neither written nor read.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fedrc_flwr.em import AdamMoments
 from fedrc_flwr.errors import CheckpointError, DivergedError
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
+from fedrc_flwr.tensor_file import Arrays, read_file, write_atomically
 
-SCHEMA = 2
-CHECKPOINTS = "checkpoints"  # their directory within a run's
-#: States that a client keeps at least: enough for a server that goes back to an older checkpoint.
+CHECKPOINTS = "checkpoints"  # directory within a run's directory
+#: Smallest number of states that a client keeps, for a server that resumes an older checkpoint.
 KEPT_STATES = 4
-VECTOR = "vector/"  # before the name of a network that a client keeps
-CHECKSUM, CHECKSUMS = "checksum", "checksums"  # of the JSON, and in it of the arrays
+VECTOR = "vector/"  # prefix of the networks that a client keeps
 NOT_FINITE = "holds numbers that are not finite"
-Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
 
@@ -49,7 +39,7 @@ class Checkpoint:
 def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write ``round-NNNNNN.safetensors`` and delete all but the newest ``keep`` files.
 
-    Checkpoints of later rounds are deleted, too: a run that went back does those rounds anew.
+    Checkpoints of later rounds are deleted too: a run that went back repeats those rounds.
     """
     if not checkpoint.state.is_finite():
         raise CheckpointError(
@@ -65,7 +55,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
 def load_checkpoint(path: Path, models: bool = True) -> Checkpoint:
     """Read one checkpoint, or say what is wrong with it.
 
-    Without ``models`` only what is known of the clients is read, which is little and quick.
+    Without ``models`` only the clients' records are read, which is fast.
     """
     arrays, about = read_file(path, "" if models else "label_counts/")
     checkpoint = _unpacked(path, lambda: _unpack_server(arrays, about, models))
@@ -88,7 +78,7 @@ def latest_checkpoint(directory: Path, models: bool = True) -> tuple[Checkpoint,
 
 
 def find_checkpoint(directory: Path, round_number: int) -> Path:
-    """The checkpoint of one round, or an error that says of which rounds there are any."""
+    """The checkpoint of one round, or an error that lists the rounds that have one."""
     path = _round_path(directory, round_number)
     if not path.exists():
         rounds = sorted(_round_of(each) for each in _newest_first(directory))
@@ -104,28 +94,30 @@ def has_checkpoint(run: Path) -> bool:
     return any(_newest_first(run / CHECKPOINTS))
 
 
-def save_client_state(directory: Path, state: ClientState, keep: int = KEPT_STATES) -> None:
+def save_client_state(
+    directory: Path, state: ClientState, keep: int = KEPT_STATES, durable: bool = True
+) -> None:
     """Write a client's state after a round; ``keep`` states are kept in all.
 
-    A round that the server repeats must find the state from before it, see
-    ``load_client_state``. States of later rounds are of a past that is being done anew.
+    A repeated round needs the state from before it, see ``load_client_state``. States of later
+    rounds are deleted, because the run went back and repeats those rounds.
     """
     arrays, about = pack_client(state)
-    write_atomically(_round_path(directory, state.round), arrays, about)
+    write_atomically(_round_path(directory, state.round), arrays, about, durable)
     _prune(directory, state.round, keep)
 
 
 def load_client_state(
     directory: Path, before_round: int, warn: Callable[[str], None] = lambda text: None
 ) -> ClientState | None:
-    """The newest state from before a round, or None where there is none.
+    """The newest state from before a round, or None if there is none.
 
-    The server may repeat a round: after a crash, or when too few clients replied. The E-step of the
-    repetition then starts from the same weights as the first try did.
+    The server may repeat a round after a crash, or if too few clients replied. The repeated E-step
+    then starts from the same weights as the first one.
 
     Parameters
     ----------
-    warn : called for each newer state that is passed over: not finite, or not readable
+    warn : called for each newer state that is skipped because it is not finite or not readable
     """
     problems: list[str] = []
     for path in _newest_first(directory):
@@ -145,9 +137,9 @@ def load_client_state(
 
 
 def count_releases(directory: Path) -> int:
-    """The most noisy statistics that any of a client's states says were sent.
+    """How many noisy statistics a client has sent: the largest count of all its states.
 
-    The states' arrays are not read: what was sent counts, even by a state that is of no use.
+    The states' arrays are not read, so that a state counts even if it cannot be used.
     """
     counts = []
     for path in _newest_first(directory):
@@ -155,12 +147,12 @@ def count_releases(directory: Path) -> int:
             about = read_file(path, prefix=None)[1]
             counts.append(_unpacked(path, lambda a=about: int(a["releases"])))  # type: ignore[misc]
         except CheckpointError:
-            continue  # loading has its say on files that cannot be read
+            continue  # loading reports files that cannot be read
     return max(counts, default=0)
 
 
 def pack_client(state: ClientState) -> tuple[Arrays, dict[str, Any]]:
-    """A client state as arrays and JSON; refused where it is not finite."""
+    """A client state as arrays and JSON; refused if it is not finite."""
     if not state.is_finite():
         raise DivergedError(f"the state after round {state.round} {NOT_FINITE}: it is not saved")
     arrays: Arrays = {"mixture_weights": state.mixture_weights}
@@ -202,76 +194,6 @@ def unpack_client(arrays: Arrays, about: dict[str, Any]) -> ClientState:
     if not state.is_finite():
         raise DivergedError(f"the state after round {state.round} {NOT_FINITE}: it is not used")
     return state
-
-
-def write_atomically(path: Path, arrays: Arrays, about: dict[str, Any]) -> None:
-    """Write beside, flush to the disk, rename: a reader sees the old file or the new one."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    checksums = {name: _checksum(array) for name, array in arrays.items()}
-    text = json.dumps({"schema": SCHEMA, **about, CHECKSUMS: checksums})
-    content = save(arrays, metadata={"fedrc": text, CHECKSUM: _text_checksum(text)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_file(path: Path, prefix: str | None = "") -> tuple[Arrays, dict[str, Any]]:
-    """Arrays whose names start with ``prefix``, and JSON, of what ``write_atomically`` wrote.
-
-    What is read is verified by its checksums. A prefix of None reads the JSON alone.
-    """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            text = metadata.get("fedrc", "null")
-            about = json.loads(text)
-            if not isinstance(about, dict):
-                raise CheckpointError(f"{path}: a safetensors file, but not one of fedrc-flwr")
-            _check_schema(path, about)
-            checksums = about.pop(CHECKSUMS, None)
-            names = set(file.keys())
-            intact = (
-                metadata.get(CHECKSUM) == _text_checksum(text)
-                and isinstance(checksums, dict)
-                and names == set(checksums)
-            )
-            wanted = [name for name in names if prefix is not None and name.startswith(prefix)]
-            arrays = {name: file.get_tensor(name) for name in sorted(wanted)} if intact else {}
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: torn or not a checkpoint ({error})") from None
-    if not intact or any(_checksum(array) != checksums[name] for name, array in arrays.items()):
-        raise CheckpointError(f"{path}: damaged: its checksum does not match")
-    return arrays, about
-
-
-def _check_schema(path: Path, about: dict[str, Any]) -> None:
-    if about.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{path}: schema {about.get('schema')}, but this version reads schema {SCHEMA}: it was "
-            "written by another version of fedrc-flwr; go on with that one, or start a new run"
-        )
-
-
-def _checksum(array: np.ndarray) -> int:
-    """CRC-32 of an array's type, shape and numbers."""
-    return zlib.crc32(
-        np.ascontiguousarray(array).data, zlib.crc32(repr((array.dtype.str, array.shape)).encode())
-    )
-
-
-def _text_checksum(text: str) -> str:
-    return str(zlib.crc32(text.encode()))
 
 
 def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
@@ -372,7 +294,7 @@ def _newest_first(directory: Path) -> Iterator[Path]:
 
 
 def _prune(directory: Path, newest: int, keep: int) -> None:
-    """Delete what is of a later round than ``newest``, and all but ``keep`` of the others."""
+    """Delete files of rounds after ``newest``, and all but ``keep`` of the others."""
     paths = list(_newest_first(directory))
     later = [path for path in paths if _round_of(path) > newest]
     for path in later + paths[len(later) + keep :]:

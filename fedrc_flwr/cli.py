@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deploy import cli as deploy_cli
-from fedrc_flwr import inference_cli
 from fedrc_flwr.compare import cli as compare_cli
-from fedrc_flwr.configuration import describe_keys, load_config, parse_setting, scenario_names
-from fedrc_flwr.errors import ConfigError, FedRCError
+from fedrc_flwr.errors import FAILED, MISUSED, ConfigError, FedRCError
+from fedrc_flwr.inference import cli as inference_cli
 from fedrc_flwr.report import cli as report_cli
+
+if TYPE_CHECKING:
+    from fedrc_flwr.config import RunConfig
 
 app = typer.Typer(
     help="Robust clustered federated learning on Flower.",
@@ -22,11 +22,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-FAILED, MISUSED = 1, 2
-
-
-scenarios = typer.Typer(help="Look at scenarios: who holds what.", no_args_is_help=True)
+scenarios = typer.Typer(help="Scenarios: who holds what.", no_args_is_help=True)
+recipes = typer.Typer(help="Recipes: how to learn.", no_args_is_help=True)
 app.add_typer(scenarios, name="scenario")
+app.add_typer(recipes, name="recipe")
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
+]
+Scenario = Annotated[str | None, typer.Option(help="Name or path of a scenario: who holds what.")]
+Recipe = Annotated[str | None, typer.Option(help="Name or path of a recipe: how to learn.")]
 
 
 @app.callback()
@@ -35,36 +39,54 @@ def _main() -> None:
 
 
 @app.command()
-def config() -> None:
-    """Print all run-configuration keys with defaults and ranges, as Markdown."""
-    typer.echo(describe_keys(), nl=False)
+def config(
+    everything: Annotated[bool, typer.Option("--all", help="All settings, by section.")] = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="All settings as the tables of pyproject.toml.")
+    ] = False,
+) -> None:
+    """Print the settings that people usually change, with defaults and ranges, as Markdown."""
+    from fedrc_flwr import reference
+
+    text = reference.toml_tables() if toml else reference.tables(everything)
+    typer.echo(text, nl=False)
 
 
 @scenarios.command("list")
 def list_scenarios() -> None:
-    """Name the ready-made scenarios."""
+    """List the ready-made scenarios."""
+    from fedrc_flwr.config import load_config, scenario_names
+
     for name in scenario_names():
-        checked = load_config({"scenario": name})
-        typer.echo(f"{name:<18}{checked.clients:>4} clients  {checked.dataset:<15}{checked.model}")
+        config = load_config({"scenario": name})
+        typer.echo(f"{name:<18}{config.data.listed()}{config.model.named()}")
+
+
+@recipes.command("list")
+def list_recipes() -> None:
+    """List the ready-made recipes, each with the first line of its description."""
+    from fedrc_flwr.config import RECIPES, recipe_names
+
+    for name in recipe_names():
+        first = (RECIPES / f"{name}.yaml").read_text("utf-8").splitlines()[0].lstrip("# ")
+        typer.echo(f"{name:<26}{first}")
 
 
 @scenarios.command("show")
 def show_scenario(
     scenario: Annotated[str, typer.Argument(help="Name or path of a scenario file.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
-    ] = None,
+    settings: Settings = None,
     output: Annotated[Path | None, typer.Option(help="A picture of it, as PNG.")] = None,
 ) -> None:
-    """Tell what each client of a scenario holds, as a table and as one picture."""
+    """Show what each client of a scenario holds, as a table and as one picture."""
     from fedrc_flwr.data.scenario import scenario_of
     from fedrc_flwr.report import scenario as report
 
     try:
         if output is not None and output.suffix.lower() != ".png":
             raise ConfigError(f"--output {output}: expected the name of a .png file")
-        checked = load_config(_settings(scenario, settings or [], None, False))
-        built = scenario_of(checked)
+        checked = _config(scenario, None, settings)
+        built = scenario_of(checked.data, checked.seed)
         outlines = [built.outline(index) for index in range(len(built))]
         if output is not None:
             title = f"{Path(checked.scenario).stem}, seed {checked.seed}"
@@ -82,55 +104,53 @@ def show_scenario(
 
 @app.command()
 def simulate(
-    scenario: Annotated[
-        str | None,
-        typer.Option(help=f"Name ({', '.join(scenario_names())}) or path of a scenario file."),
+    scenario: Scenario = None,
+    recipe: Recipe = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own data instead of a scenario: a .npz or .csv file, or a folder."),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A run-config key: key=value. Repeatable.")
-    ] = None,
+    settings: Settings = None,
     output: Annotated[
         Path | None, typer.Option(help="Directory for this run's results; must be a new one.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output after its last round.")
+        bool, typer.Option("--resume", help="Continue the run in --output after its last round.")
     ] = False,
     from_round: Annotated[
         int | None,
-        typer.Option(min=1, help="With --resume: go on after this round, do later ones anew."),
+        typer.Option(min=1, help="With --resume: continue after this round, repeat later ones."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="flower: its simulation engine; in-process: without Flower.")
+    ] = "flower",
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="Virtual clients that compute at once.")
+        int | None, typer.Option(min=1, help="How many virtual clients compute at the same time.")
     ] = None,
 ) -> None:
-    """Run a federation of virtual clients on this machine, through Flower's simulation engine."""
+    """Run a federation of virtual clients on this machine."""
     from fedrc_flwr.checkpoint import has_checkpoint
-    from fedrc_flwr.data.own import located
-    from fedrc_flwr.data.scenario import scenario_of
+    from fedrc_flwr.engine.outputs import new_name
     from fedrc_flwr.report.terminal import Terminal, summary_lines
-    from fedrc_flwr.simulation import simulate as run
+    from fedrc_flwr.simulation import FLOWER, IN_PROCESS, run_here
 
     try:
-        given = _settings(scenario, settings or [], output, resume, from_round)
-        checked = load_config(given)
-        given |= located(checked)
-        checked = load_config(given)
-        scenario_of(checked).client(0)  # missing or broken data is told before anything starts
-        # Flower takes scalars only: what the user wrote in another form goes on as it was read.
-        given = {name: value for name, value in checked.to_dict().items() if name in given}
-        directory = output or Path("outputs") / (
-            f"{Path(checked.scenario).stem}-{checked.algorithm}-seed{checked.seed}-"
-            + time.strftime("%Y%m%d-%H%M%S")
-        )
+        if engine not in (FLOWER, IN_PROCESS):
+            raise ConfigError(f"--engine {engine!r}: expected {FLOWER} or {IN_PROCESS}")
+        checked = _simulated(scenario, recipe, data, settings, output, resume, from_round)
+        name = new_name(checked.scenario, checked.algorithm, checked.seed)
+        directory = output or Path("outputs") / name
+        for line in _chosen(checked):
+            typer.echo(line)
         with Terminal(checked.rounds) as terminal:
-            outcome = run(given, directory, terminal.show, cpus=cpus)
+            outcome = run_here(checked, directory, terminal.show, engine, cpus)
     except FedRCError as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None
     if not outcome.completed:
         typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
         if has_checkpoint(directory):
-            typer.echo(f"to go on: fedrc simulate --output {directory} --resume", err=True)
+            typer.echo(f"to continue: fedrc simulate --output {directory} --resume", err=True)
         report_cli.show_page(directory, err=True)
         raise typer.Exit(FAILED)
     for line in summary_lines(outcome.summary, directory.resolve()):
@@ -138,46 +158,75 @@ def simulate(
     report_cli.show_page(directory)
 
 
-def _settings(
+def _simulated(
     scenario: str | None,
-    settings: list[str],
+    recipe: str | None,
+    data: Path | None,
+    settings: list[str] | None,
     output: Path | None,
     resume: bool,
-    from_round: int | None = None,
-) -> dict[str, Any]:
-    """The run-config keys that the command line asks for."""
+    from_round: int | None,
+) -> RunConfig:
+    """The configuration that the command line asks for."""
     from fedrc_flwr.checkpoint import CHECKPOINTS, find_checkpoint
+    from fedrc_flwr.config import recorded_config
 
-    given: dict[str, Any] = {}
+    base: dict[str, Any] = {}
     if from_round is not None and not resume:
         raise ConfigError("--from-round needs --resume")
+    if data is not None and scenario is not None:
+        raise ConfigError("give either --data or --scenario")
     if resume:
         if output is None:
-            raise ConfigError("--resume needs --output, the directory of the run to go on with")
-        try:
-            given = dict(json.loads((output / "config.json").read_text("utf-8")), resume=True)
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{output} holds no run to resume: {error}") from None
+            raise ConfigError("--resume needs --output, the directory of the run to continue")
+        if (scenario, recipe, data) != (None, None, None):
+            raise ConfigError(
+                "--resume continues a run with its own data and recipe: change single settings "
+                "with --set"
+            )
+        base = recorded_config(output)
         if from_round is not None:
             find_checkpoint(output / CHECKPOINTS, from_round)
-            given["resume-round"] = from_round
+            base["run.resume-round"] = from_round
     elif output is not None and output.exists() and not output.is_dir():
         raise ConfigError(f"{output} is a file: give a new directory")
     elif output is not None and output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} is not empty: give a new directory, or --resume its run")
-    if scenario is not None:
-        given["scenario"] = scenario
-    given |= dict(parse_setting(text) for text in settings)
-    return given
+    if data is not None:
+        base |= {"scenario": "none", "data.dataset": str(data)}
+    return _config(scenario, recipe, settings, base)
 
 
-def resumed_settings(directory: Path) -> dict[str, Any]:
-    """The keys under which the run in a directory was started, to go on with it."""
-    try:
-        given: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{directory} holds no run to resume: {error}") from None
-    return {**given, "resume": True}
+def _config(
+    scenario: str | None,
+    recipe: str | None,
+    settings: list[str] | None,
+    base: dict[str, Any] | None = None,
+) -> RunConfig:
+    from fedrc_flwr.config import load_config, parse_setting
+
+    given = dict(base or {})
+    given |= {} if scenario is None else {"scenario": scenario}
+    given |= {} if recipe is None else {"recipe": recipe}
+    return load_config(given | dict(parse_setting(text) for text in settings or [])).located()
+
+
+def _chosen(config: RunConfig) -> list[str]:
+    """What will run, including what was chosen by default."""
+    from fedrc_flwr.config import build_algorithm
+    from fedrc_flwr.data.scenario import scenario_of
+
+    scenario = scenario_of(config.data, config.seed)
+    # Missing or broken data is reported before anything starts.
+    samples = len(scenario.client(0).fit)
+    local = build_algorithm(config).local_settings(samples)
+    return [
+        f"{config.algorithm} on {config.scenario}: {scenario.clients} clients and "
+        f"{scenario.observers} observers, {scenario.classes} classes, samples of shape "
+        f"{scenario.input_shape}",
+        f"network {config.model.chosen(scenario.input_shape)}; {local.described()} for a client of "
+        f"{samples} samples",
+    ]
 
 
 for commands in (compare_cli, report_cli, inference_cli, deploy_cli):

@@ -17,7 +17,8 @@ from fedrc_flwr.errors import WeightsError
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 LEAST_POOLED = 1e-30
-TOLERATED = 1e-6  # difference from 1 of weights that sum to 1
+PRIOR_FLOOR = 0.1  # smallest mass, in samples, of a label in a cluster's prior
+TOLERATED = 1e-6  # allowed difference from 1 of the sum of weights
 
 
 def e_step(
@@ -75,7 +76,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 def harden(responsibilities: Floats) -> Floats:
-    """All of a client's samples to its one likeliest cluster (TrHC); the first of equals wins."""
+    """All of a client's samples to its likeliest cluster (TrHC); the first if several are equal."""
     hard = np.zeros_like(responsibilities)
     hard[:, responsibilities.mean(axis=0).argmax()] = 1.0
     return hard
@@ -90,7 +91,7 @@ def check_distribution(weights: Floats, shape: tuple[int, ...], what: str) -> No
         or not np.allclose(weights.sum(axis=-1), 1.0, rtol=0.0, atol=TOLERATED)
     ):
         raise WeightsError(
-            f"{what}: expected finite weights of shape {shape} from 0 up, that sum to 1"
+            f"{what}: expected finite, nonnegative weights of shape {shape} that sum to 1"
         )
 
 
@@ -109,16 +110,16 @@ def count_labels(responsibilities: Floats, labels: Labels, classes: int) -> Floa
 def normalise_label_prior(label_counts: Floats, floor: float) -> Floats:
     """The share of each label in each cluster, C_{y,k}.
 
-    Counts below ``floor`` samples, which are those of labels that a cluster never saw and those
-    that noise hides, are lifted to it, so that the E-step's logarithm stays finite and one unseen
-    label cannot outweigh everything that the models say.
+    Counts below ``floor`` samples are raised to it: those of labels that a cluster never saw, and
+    those that noise hides. This keeps the E-step's logarithm finite, and one unseen label from
+    outweighing the models.
     """
     lifted = np.maximum(label_counts, floor)
     return np.asarray(lifted / lifted.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
 def uniform_prior(clusters: int, classes: int) -> Floats:
-    """The prior of the first round, which favours nobody."""
+    """The uniform prior of the first round."""
     return np.full((clusters, classes), 1.0 / classes)
 
 
@@ -201,7 +202,8 @@ def renormalise(values: Floats, axis: int, total: Floats | float = 1.0) -> Float
 def mean_movement(before: Floats, after: Floats, samples: Floats) -> float:
     """How much mixture weights moved: total variation per client, averaged by samples.
 
-    ``before`` and ``after`` are (clients, K); 0 is no change, 1 is that every sample changed hands.
+    ``before`` and ``after`` are (clients, K); 0 means no change, 1 that every sample changed its
+    cluster.
     """
     distance = 0.5 * np.abs(after - before).sum(axis=1)
     return float(np.average(distance, weights=samples))
@@ -213,8 +215,8 @@ def squared_movement(
     """The mean square of the clients' movements, estimated through noise, and its standard error.
 
     Noise adds a known amount to a squared distance on average. That amount is subtracted from the
-    sum over all clients, so that what is left averages out; cut off at zero client by client, it
-    would not. The estimate may be negative.
+    sum over all clients. Negative values of single clients are kept, because otherwise the noise
+    would not average out. The estimate may be negative.
 
     Parameters
     ----------

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+#: Exit codes: the run failed; the command was used wrongly; the user stopped it.
+FAILED, MISUSED, STOPPED = 1, 2, 130
+#: Why a client that did not answer in time is left out of a round.
+LATE = "no reply before the deadline"
+
 
 class FedRCError(Exception):
     """Base of all errors below: the message says what is wrong and what to do next."""
@@ -32,4 +37,4 @@ class WireError(FedRCError):
 
 
 class RunError(FedRCError):
-    """The run cannot go on: too few clients, or too few good replies."""
+    """The run cannot continue: too few clients, or too few usable replies."""

@@ -1,4 +1,4 @@
-"""The one test that everything passes before it is saved, loaded or adopted."""
+"""The check for NaN and infinity before anything is saved, loaded or used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST = float(np.finfo(np.float32).max)
 def finite(values: Iterable[NDArray[Any] | float | None]) -> bool:
     """Whether all numbers are finite and all arrays small enough to compute with.
 
-    An array passes where the sum of its squares does not overflow float32. A network whose numbers
-    are larger, though finite, has no finite outputs.
+    An array passes if the sum of its squares does not overflow float32. A network whose numbers are
+    larger, though finite, has no finite outputs.
     """
     return all(value is None or _passes(value) for value in values)
 

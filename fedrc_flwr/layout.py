@@ -1,4 +1,4 @@
-"""A network as one flat vector, so that it travels, is summed and is stepped in one piece."""
+"""A network as one flat vector, to be sent, summed and updated as a whole."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Vector = NDArray[np.float32]
 class FlatModule:
     """A module whose parameters and floating-point buffers are views of one vector.
 
-    Parameters come first, so that ``gradient`` lines up with the vector's head. Integer buffers
-    (BatchNorm's counter) stay where they are: they never travel and are never averaged. Gradients
-    are left where autograd puts them: gathering them in a vector of their own would be a pass over
-    memory more in every step.
+    Parameters come first, so that ``gradient`` matches the beginning of the vector. Integer buffers
+    (BatchNorm's counter) are not part of it: they are never sent or averaged. Gradients are left
+    where autograd puts them, because gathering them would cost another pass over memory in every
+    step.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class FlatModule:
         return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
     def clear_gradient(self) -> None:
-        """Forget the gradient, as before every backward pass."""
+        """Reset the gradient."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -69,7 +69,7 @@ class FlatModule:
         return torch.cat(parts) if parts else self.trainable.clone()
 
     def load(self, vector: Vector) -> None:
-        """Take over another vector of the same layout."""
+        """Load another vector of the same layout."""
         if vector.shape != tuple(self.vector.shape):
             raise WireError(
                 f"a vector of shape {vector.shape} for a network of {len(self.vector)} numbers"
@@ -83,14 +83,14 @@ class FlatModule:
 
 
 def as_tensor(vector: Vector) -> Tensor:
-    """A vector where it lies, to be read only: it may be memory that other processes see."""
+    """A vector without a copy, to be read only: it may be shared memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(vector)
 
 
 def fingerprint(module: nn.Module, shared_body: bool) -> str:
-    """A short name of a network's layout; two sides with the same one can exchange vectors."""
+    """A fingerprint of a network's layout; two sides with the same one can exchange vectors."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = [(name, tuple(t.shape)) for name, t in tensors if t.is_floating_point()]
     return hashlib.sha256(repr((shapes, shared_body)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What is loaded when it is asked for: the user's own functions, and torchvision."""
+"""Loading on demand: the user's own functions, and torchvision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_function(key: str, reference: str) -> Callable[..., Any]:
     except Exception as error:
         raise ConfigError(
             f"{key} = {reference!r}: cannot import {module_name}: {type(error).__name__}: {error}. "
-            "It must be installed where the app runs, or lie on PYTHONPATH"
+            "It must be installed where the app runs, or be on PYTHONPATH"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -8,11 +8,47 @@ nearly the same. It does not protect the model updates, the number of samples or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedrc_flwr.em import Floats
+from fedrc_flwr.settings import key
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """Noise on the statistics that clients release."""
+
+    count_noise: float = key(
+        0.0,
+        "Standard deviation xi of the Gaussian noise on label counts, for clients whose node "
+        "configuration sets none. 0: no noise.",
+        low=0.0,
+        common=True,
+    )
+    count_clip: float = key(
+        1.0,
+        "L2 norm to which a client's statistics are clipped before noise is added, as a share of "
+        "its number of samples. At 1 nothing is ever clipped; less costs accuracy and spends less "
+        "epsilon. 0: no clipping, and no epsilon is claimed.",
+        low=0.0,
+        high=1.0,
+    )
+    delta: float = key(1e-5, "The delta for which epsilon is reported.", above=0.0, high=0.5)
+
+    def sensitivity(self, samples: int, parts: int = 1) -> float:
+        """The joint L2 norm to which a client's statistics are clipped; infinite without clipping.
+
+        Each part of a release has a norm of at most the client's number of samples.
+        """
+        share = self.count_clip
+        return math.sqrt(parts) * share * samples if share > 0 else math.inf
+
+    def noise_of(self, own: float | None) -> float:
+        """A client's noise: its own setting, if it has one."""
+        return self.count_noise if own is None else own
 
 
 def clip(parts: Sequence[Floats], norm: float) -> list[Floats]:
@@ -31,15 +67,6 @@ def release(
     return [part + rng.normal(0.0, noise, part.shape) for part in clip(parts, norm)]
 
 
-def sensitivity(samples: int, share: float, parts: int = 1) -> float:
-    """The joint L2 norm to which a client's statistics are clipped; infinite where they are not.
-
-    Each part of a release has a norm of at most the client's number of samples, whatever its data
-    are. ``share`` is the part of that bound that is kept: 1 never clips, 0 turns clipping off.
-    """
-    return math.sqrt(parts) * share * samples if share > 0 else math.inf
-
-
 def secret_generator() -> np.random.Generator:
     """A generator seeded by the operating system, because the server knows the run's seed."""
     return np.random.default_rng()
@@ -53,6 +80,22 @@ def gaussian_mu(releases: int, norm: float, noise: float) -> float:
     if releases == 0:
         return 0.0
     return math.inf if noise <= 0 else math.sqrt(releases) * norm / noise
+
+
+def largest_epsilon(
+    spent: Iterable[tuple[int, float, int]], settings: PrivacySettings
+) -> float | None:
+    """The largest epsilon over clients, each given as its samples, noise and releases.
+
+    None if a client adds no noise, or without clipping: then no epsilon is claimed.
+    """
+    clients = list(spent)
+    if not clients or settings.count_clip == 0 or any(noise <= 0 for _, noise, _ in clients):
+        return None
+    return max(
+        epsilon_spent(gaussian_mu(releases, settings.sensitivity(samples), noise), settings.delta)
+        for samples, noise, releases in clients
+    )
 
 
 def epsilon_spent(mu: float, delta: float) -> float:

@@ -1,15 +1,15 @@
 """Running the app in local simulation, from start to a clean end.
 
-``flwr run`` alone leaves a SuperLink behind, installs the app's dependencies anew and exits with 0
-when the run failed. This starts a private SuperLink on a free port with a home of its own, submits
-the app through the same ``flwr run``, finds out how the run really ended, and stops all it started.
+``flwr run`` alone leaves a SuperLink running, installs the app's dependencies again and exits with
+0 even if the run failed. This module starts a private SuperLink on a free port with its own home
+directory, submits the app with ``flwr run``, finds out how the run ended, and stops everything that
+it started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,18 +19,17 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from deploy import flower
+from fedrc_flwr import flower
 from fedrc_flwr.config import RunConfig
-from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import scenario_of
-from fedrc_flwr.errors import RunError
+from fedrc_flwr.errors import ConfigError, DataError, RunError
 from fedrc_flwr.machine import usable_cores
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json, write_json
 
@@ -39,17 +38,55 @@ START_SECONDS = 90.0
 STOP_SECONDS = 10.0
 
 
+#: What runs the clients on this machine.
+FLOWER, IN_PROCESS = "flower", "in-process"
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulation ended."""
+    """How a run on this machine ended."""
 
     completed: bool
     summary: dict[str, Any]
     reason: str
 
 
+def run_here(
+    config: RunConfig,
+    directory: Path,
+    on_event: Callable[[Event], None],
+    engine: str = FLOWER,
+    cpus: int | None = None,
+) -> Outcome:
+    """Run a configuration on this machine with its results in ``directory``.
+
+    Parameters
+    ----------
+    engine : ``flower``, its simulation engine, or ``in-process``, which starts nothing
+    on_event : called with each line of the run's metrics as it is written
+    cpus : virtual clients that compute at once on Flower's engine; None for one per core
+    """
+    if engine == FLOWER:
+        return simulate(config, directory, on_event, cpus=cpus)
+    from fedrc_flwr.engine.in_process import run_in_process
+
+    directory = directory.resolve()
+    with _terminate_as_interrupt():
+        try:
+            placed = config.placed(directory, directory / "clients")
+            return Outcome(True, run_in_process(placed, directory, on_event), "")
+        except (ConfigError, DataError):
+            raise
+        except (Exception, KeyboardInterrupt):
+            # The run has written why; as on Flower's engine, it is one run that failed.
+            summary = read_json(directory / SUMMARY)
+            if not summary.get("reason"):
+                raise
+            return Outcome(False, summary, str(summary["reason"]))
+
+
 def simulate(
-    settings: Mapping[str, Any],
+    config: RunConfig,
     directory: Path,
     on_event: Callable[[Event], None],
     app: Path | None = None,
@@ -59,26 +96,19 @@ def simulate(
 
     Parameters
     ----------
-    settings : run-config keys, as the user set them
     on_event : called with each line of the run's metrics as it is written
     app : the Flower app's directory; None for this package
     cpus : virtual clients that compute at once; None for one per core
     """
     directory = directory.resolve()
-    settings = {
-        **settings,
-        "output-dir": str(directory.parent),
-        "run-name": directory.name,
-        "state-dir": str(directory / "clients"),
-    }
-    config = load_config(settings)
+    config = config.placed(directory, directory / "clients")
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="fedrc-") as home, _terminate_as_interrupt():
         simulation = _Simulation(Path(home), directory)
         try:
             simulation.start()
-            simulation.submit(settings, config, app or find_app(Path(home)), cpus)
+            simulation.submit(config, app or flower.find_app(Path(home)), cpus)
             simulation.follow(on_event)
             return simulation.outcome()
         except KeyboardInterrupt:
@@ -87,27 +117,6 @@ def simulate(
             return simulation.failed("failed", str(error))
         finally:
             simulation.stop()
-
-
-def find_app(scratch: Path) -> Path:
-    """The Flower app's directory: the source tree, or a copy of the installed package."""
-    package = Path(__file__).resolve().parent
-    if (package.parent / "pyproject.toml").exists():
-        return package.parent
-    target = scratch / "app"
-    shutil.copytree(package / "app", target)
-    for name in ("fedrc_flwr", "server_app", "client_app"):
-        shutil.copytree(
-            package.parent / name,
-            target / name,
-            ignore=shutil.ignore_patterns("__pycache__", "app"),
-        )
-    # What it leaves out of the bundle is not here, and Flower refuses a pattern without a match.
-    project = target / "pyproject.toml"
-    lines = project.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if not line.startswith("fab-exclude")]
-    project.write_text("\n".join(kept) + "\n", encoding="utf-8")
-    return target
 
 
 @contextlib.contextmanager
@@ -163,12 +172,10 @@ class _Simulation:
                 raise RunError(f"the SuperLink did not answer within {START_SECONDS:.0f} seconds")
             time.sleep(0.1)
 
-    def submit(
-        self, settings: Mapping[str, Any], config: RunConfig, app: Path, cpus: int | None
-    ) -> None:
+    def submit(self, config: RunConfig, app: Path, cpus: int | None) -> None:
         """Hand the app in through ``flwr run``."""
-        federation = _federation_config(len(scenario_of(config)), cpus)
-        self._run_id = self._control.run(app, settings, federation)
+        federation = _federation_config(len(scenario_of(config.data, config.seed)), cpus)
+        self._run_id = self._control.run(app, config.to_dict(), federation)
 
     def follow(self, on_event: Callable[[Event], None]) -> None:
         """Pass the run's metrics on as they are written, until its process has ended."""
@@ -184,7 +191,7 @@ class _Simulation:
             if running:
                 appeared, ends = True, time.monotonic() + START_SECONDS
             elif appeared:
-                # On a busy machine a process may go before the one that does the work is there.
+                # On a busy machine a process may end before the one that does the work has started.
                 if self._control.status(self._run_id).startswith("finished"):
                     break
                 self._process = None
@@ -197,7 +204,7 @@ class _Simulation:
             on_event(event)
 
     def outcome(self) -> Outcome:
-        """What Flower and the run itself say of the end; both must say it went well."""
+        """How the run ended; both Flower and the run's summary must report success."""
         ends = time.monotonic() + START_SECONDS
         status = ""
         while not status.startswith("finished") and time.monotonic() < ends:
@@ -209,14 +216,14 @@ class _Simulation:
         return self.failed("failed", reason)
 
     def failed(self, status: str, reason: str) -> Outcome:
-        """An outcome with a summary that says so, also where the run could not write one."""
+        """A failed outcome, with a summary even if the run could not write one."""
         summary = read_json(self._directory / SUMMARY)
         summary = {**summary, "status": status, "reason": reason}
         write_json(self._directory / SUMMARY, summary)
         return Outcome(False, summary, f"{reason}\nlog: {self._log}")
 
     def stop(self) -> None:
-        """End everything that bears this simulation's mark, gently first."""
+        """Stop all processes of this simulation, gently first."""
         if self._superlink is not None and self._superlink.poll() is None:
             self._superlink.send_signal(signal.SIGTERM)
         ends = time.monotonic() + STOP_SECONDS
@@ -238,7 +245,7 @@ class _Simulation:
             return False
 
     def _runs(self) -> bool:
-        """Whether the process of the run (ServerApp and simulation engine) is there."""
+        """Whether the process of the run (ServerApp and simulation engine) is running."""
         if self._superlink is None or self._superlink.poll() is not None:
             raise RunError(f"the SuperLink died: {self._last_words()}")
         if self._process is None:
@@ -259,7 +266,7 @@ class _Simulation:
         return found
 
     def _app_words(self) -> str:
-        """The end of the app's own log, which Flower keeps."""
+        """The end of the app's log, from Flower."""
         lines = self._control.log(self._run_id).splitlines()
         return "\n".join([line for line in lines if line.strip()][-15:])
 

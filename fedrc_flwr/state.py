@@ -15,17 +15,17 @@ from fedrc_flwr.layout import Vector
 
 @dataclass(frozen=True)
 class Membership:
-    """The clusters that are alive, and where the others went.
+    """The current clusters, and what the others were merged into.
 
-    ``merged`` maps the id of a cluster that was merged to the id that took it over (which may have
-    been merged or removed later); a removed cluster has no entry. Ids are never reused.
+    ``merged`` maps the id of a merged cluster to the id that it became part of (which may have been
+    merged or removed later); a removed cluster has no entry. Ids are never reused.
     """
 
     clusters: tuple[int, ...]
     merged: dict[int, int] = field(default_factory=dict)
 
     def successor(self, cluster: int) -> int:
-        """Position of the living cluster that ``cluster`` became part of, or -1."""
+        """Position of the current cluster that ``cluster`` became part of, or -1."""
         while cluster in self.merged:
             cluster = self.merged[cluster]
         return self.clusters.index(cluster) if cluster in self.clusters else -1
@@ -39,11 +39,11 @@ class Membership:
 class ClientState:
     """A client's mixture weights after a round, by cluster id, and the Adam variant's memory.
 
-    ``responsibilities``, (N, K), are those of the round, kept where clusters may be removed: the
-    weights over the clusters that are left are the mean of what is left of each sample's. The Adam
-    variant's memory has them anyway. ``releases`` counts the noisy statistics sent so far: the
-    client alone knows of those that never arrived. ``vectors`` and ``numbers`` are what some
-    algorithms keep on the client besides: a network of its own, or how much of it to use.
+    ``responsibilities``, (N, K), are those of the round. They are kept if clusters may be removed,
+    to renormalise each sample's. (The Adam variant has them in its moments.) ``releases`` counts
+    the noisy statistics sent so far, including those that never arrived. ``vectors`` and
+    ``numbers`` hold what some algorithms keep in addition: the client's own network, or how much of
+    it to use.
     """
 
     round: int
@@ -61,7 +61,7 @@ class ClientState:
         return cls(0, clusters, np.full(len(clusters), 1.0 / len(clusters)))
 
     def is_finite(self) -> bool:
-        """Whether all its numbers can be computed with."""
+        """Whether all its numbers are finite."""
         moments = self.moments
         memory = (
             () if moments is None else (moments.responsibilities, moments.first, moments.second)
@@ -70,10 +70,10 @@ class ClientState:
         return finite([*weights, *memory, *self.vectors.values(), *self.numbers.values()])
 
     def moved_to(self, membership: Membership) -> ClientState:
-        """The same state over the clusters that are alive now (the paper's Algorithm 2).
+        """The same state over the current clusters (the paper's Algorithm 2).
 
-        Where no responsibilities are known, the weights themselves are renormalised: exact where a
-        client's samples all have the same.
+        Without responsibilities the weights themselves are renormalised, which is exact if all
+        samples of a client have the same.
         """
         if self.clusters == membership.clusters:
             return self
@@ -107,14 +107,14 @@ class ClientState:
 class ClientRecord:
     """What the server remembers of a client, by its stable name.
 
-    Mixture weights are never sent: the server reads them off the (possibly noisy) counts.
+    Mixture weights are never sent: the server computes them from the (possibly noisy) counts.
 
     Parameters
     ----------
-    cluster : id of the cluster that the server put this client into, where the algorithm does so
+    cluster : id of the cluster that the server assigned, if the algorithm does so
     label_counts : (K, C), the latest report, or None before the first
-    cross_losses : (K, K), the latest sums of responsibility times loss, or None; what counts are
-        differences within a row
+    cross_losses : (K, K), the latest sums of responsibility times loss, or None; only differences
+        within a row matter
     loss : the latest mean loss of its mixture, or None before the first report
     """
 
@@ -130,31 +130,31 @@ class ClientRecord:
     loss: float | None = None
 
     def mixture_weights(self) -> Floats | None:
-        """Each cluster's share of this client's samples, as far as its counts tell."""
+        """Each cluster's share of this client's samples, according to its counts."""
         if self.label_counts is None:
             return None
         return em.renormalise(np.maximum(self.label_counts.sum(axis=1), 0.0), axis=0)
 
     def is_finite(self) -> bool:
-        """Whether all its numbers can be computed with."""
+        """Whether all its numbers are finite."""
         return finite([self.label_counts, self.cross_losses, self.noise, self.loss])
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that a run needs to go on after ``round``.
+    """Everything that a run needs to continue after ``round``.
 
     Parameters
     ----------
-    models : one flat vector per living cluster (its head where the body is shared)
+    models : one flat vector per cluster (its head if the body is shared)
     body : the shared feature extractor, if any
-    parameters : how many numbers of each model, from the first on, are parameters; the rest are
-        running statistics, which are averaged and never stepped
+    parameters : how many of the leading numbers of each model are parameters; the rest are running
+        statistics, which are averaged
     body_parameters : the same of the body
     optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body, as
         long as there are parameters
-    quiet_rounds : rounds in a row in which the weights hardly moved
-    numbers : what an algorithm remembers besides
+    quiet_rounds : rounds in a row in which weights and loss hardly changed
+    numbers : what an algorithm keeps in addition
     """
 
     round: int
@@ -171,11 +171,11 @@ class ServerState:
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """Ids of the living clusters."""
+        """Ids of the current clusters."""
         return self.membership.clusters
 
     def is_finite(self) -> bool:
-        """Whether all its numbers can be computed with: models, optimizer slots, statistics."""
+        """Whether all its numbers are finite: models, optimizer slots, statistics."""
         slots = (vector for vectors in self.optimizer.values() for vector in vectors.values())
         vectors = [*self.models.values(), self.body, *slots, *self.numbers.values()]
         return finite(vectors) and all(record.is_finite() for record in self.clients.values())
@@ -184,11 +184,11 @@ class ServerState:
         """The clients that have sent counts at least once."""
         return {n: r for n, r in self.clients.items() if r.label_counts is not None}
 
-    def label_prior(self, floor: float, classes: int) -> Floats:
+    def label_prior(self, classes: int, floor: float = em.PRIOR_FLOOR) -> Floats:
         """C_{y,k} from the latest counts of all clients that ever reported; uniform before.
 
-        Counts that are smaller than the noise on them are lifted to its standard deviation, so that
-        the more noise there is, the nearer the prior is to uniform.
+        Counts smaller than the noise on them are raised to its standard deviation: the more noise,
+        the closer the prior is to uniform.
         """
         counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
         if not counts:
@@ -202,8 +202,8 @@ class ServerState:
     def masses(self) -> tuple[Floats, float]:
         """Samples of each cluster, (K,), summed over the clients, and the error of each sum.
 
-        With noise a sum may be negative. Nothing is cut off client by client: noise averages out
-        only in a plain sum.
+        With noise a sum may be negative. Negative counts of single clients are kept, because
+        otherwise noise would not average out.
         """
         counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
         if not counts:
@@ -227,8 +227,8 @@ class ServerState:
         """The same state with clusters removed or merged; the clients' counts keep their labels.
 
         The counts of a removed cluster go to the others label by label, as if all of a client's
-        samples of one label had the same responsibilities. That is an approximation, since the
-        server knows no single sample; the client's next report replaces it.
+        samples of one label had the same responsibilities. This is an approximation until the
+        client's next report, because the server does not know single samples.
         """
         mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
         columns = [self.clusters.index(c) for c in membership.clusters]
@@ -247,8 +247,8 @@ class ServerState:
             if table is not None:
                 table = em.regroup(table, mapping, alive, 0)[:, columns]
             clients[name] = replace(record, label_counts=counts, cross_losses=table)
-        # Samples that came over from a removed cluster bring no losses: the sums grow with the
-        # masses, so that the mean losses stay what they were.
+        # Samples from a removed cluster come without losses: the sums are scaled with the masses,
+        # so that the mean losses do not change.
         growth = np.where(before > 0, after / np.where(before > 0, before, 1.0), 1.0)[:, None]
         for name, record in clients.items():
             if record.cross_losses is not None:

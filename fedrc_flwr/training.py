@@ -1,4 +1,4 @@
-"""The networks' side of a client: scoring samples, and responsibility-weighted local training."""
+"""Scoring samples, and responsibility-weighted local training."""
 
 from __future__ import annotations
 
@@ -13,29 +13,21 @@ from torch.nn import functional
 
 from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.em import Floats
-from fedrc_flwr.layout import FlatModule, Vector
+from fedrc_flwr.layout import Vector
+from fedrc_flwr.sgd import (
+    LocalSettings,
+    Velocity,
+    decay,
+    first_batch,
+    kept_samples,
+    sgd_step,
+    shuffled_batches,
+    weighted_objective,
+)
 
-EVALUATION_BATCH = 256  # more would fall out of a CPU's cache
+EVALUATION_BATCH = 256  # larger batches would not fit a CPU's cache
 #: Backward over a whole batch costs two passes, forward and backward over a part of it three.
 WORTH_KEEPING = 2 / 3
-
-
-#: What SGD remembers of each parameter; nothing before the first step.
-Velocity = list[Tensor | None]
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """How a client trains."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    prox_mu: float = 0.0
-    decorr_beta: float = 0.0
-    skip_below: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Deltas:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """The E-step's forward pass over what becomes the first batch of training, to be reused there.
+    """The E-step's forward pass over the first batch of training, to be reused there.
 
     Parameters
     ----------
@@ -81,13 +73,13 @@ def score(
 ) -> tuple[Tensor, FirstPass | None]:
     """``log_probabilities``, with the pass over the first batch kept for ``train``.
 
-    Only where the network computes the same in training as in evaluation; else nothing is kept,
-    and nothing is drawn.
+    This is possible only if the network computes the same in training as in evaluation; otherwise
+    nothing is kept, and no random number is drawn.
     """
     if not bank.modeless:
         return log_probabilities(bank, inputs, clusters), None
     order = rng.permutation(len(inputs))
-    first, rest = np.split(order, [settings.batch_size])
+    first, rest = first_batch(order, settings)
     with bank.precision():
         rows = torch.from_numpy(first).to(bank.device)
         outputs = list(bank.features_and_logits(inputs[rows], list(range(clusters))))
@@ -132,7 +124,7 @@ def train(
 ) -> Deltas:
     """Local SGD of the active clusters on ``mean_j responsibilities[j, k] * f(x_j, y_j, theta_k)``.
 
-    It starts from what the bank has loaded and returns the differences from that.
+    It starts from the values in the bank and returns the differences.
 
     All clusters see the same batches in the same order. With a shared body, the body takes the sum
     over clusters of their gradients. Momentum starts from zero: the parameters have just been
@@ -142,23 +134,23 @@ def train(
     ----------
     responsibilities : (N, K)
     active : positions of the clusters to train
-    first_pass : what ``score`` kept of the same samples, where the bank's networks are unchanged
+    first_pass : what ``score`` kept for the same samples and networks
     """
     if not active:
         return Deltas({}, None)
     bank.train_mode(True)
     order = None if first_pass is None else first_pass.order
-    batches = list(_batches(len(labels), settings, rng, bank.batch_norm, order))
+    batches = list(shuffled_batches(len(labels), settings, rng, bank.batch_norm, order))
     weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
-    kept = _kept(bank, responsibilities, settings)
+    kept = kept_samples(bank, responsibilities, settings)
     clusters: dict[int, Vector] = {}
     body = None
-    # A cluster after the other, so that a CPU's cache holds one network at a time; those that share
-    # a body go together.
+    # One cluster after another, so that a CPU's cache holds one network at a time; clusters that
+    # share a body are trained together.
     for group in [[k] for k in active] if bank.body is None else [active]:
         trained = [bank.units[k] for k in group] + ([] if bank.body is None else [bank.body])
-        # A cluster's penalties are weighed by the client's part in it, like its loss: a client with
-        # no part in a cluster must not pull at it.
+        # A cluster's penalties are weighted by the client's share in it, like its loss: a client
+        # without a share in a cluster must not affect it.
         parts = [float(responsibilities[:, k].mean()) for k in group]
         parts += [] if bank.body is None else [1.0]
         velocities: list[Velocity] = [[None] * len(module.parameters) for module in trained]
@@ -178,7 +170,7 @@ def train(
                 _backward_some(bank, inputs, labels, weights, rows, mask, group[0], settings,
                                outputs)  # fmt: skip
             for module, velocity, part in zip(trained, velocities, parts, strict=True):
-                _sgd_step(module, velocity, part, settings)
+                sgd_step(module, velocity, part, settings)
         changed = [module.vector.cpu().numpy() - module.loaded for module in trained]
         if bank.body is not None:
             body = changed.pop()
@@ -193,14 +185,14 @@ def batch_gradients(
     settings: LocalSettings,
     rng: np.random.Generator,
 ) -> Iterator[Callable[[], Tensor]]:
-    """For each batch, a function that computes the gradient of the first network where it stands.
+    """For each batch, a function that computes the gradient at the first network's current values.
 
-    For algorithms with steps of their own; the loss is the batch's mean, with weight decay and
-    FedDecorr where configured.
+    This is for algorithms with their own steps. The loss is the batch's mean, with weight decay and
+    FedDecorr if configured.
     """
     bank.train_mode(True)
     network = bank.units[0]
-    for batch in _batches(len(labels), settings, rng, bank.batch_norm):
+    for batch in shuffled_batches(len(labels), settings, rng, bank.batch_norm):
         rows = torch.from_numpy(batch).to(bank.device)
         batch_inputs, batch_labels = inputs[rows], labels[rows]
         everything = torch.ones(len(rows), device=bank.device)
@@ -212,25 +204,9 @@ def batch_gradients(
                 bank.batch_statistics(len(labels) > 1)
             network.clear_gradient()
             _backward(bank, inputs, labels, ones, 0, settings)
-            at = network.gradient()
-            return at.add_(network.trainable, alpha=settings.weight_decay)
+            return decay(network.gradient(), network.trainable, settings)
 
         yield gradient
-
-
-def _kept(
-    bank: ModelBank, responsibilities: Floats, settings: LocalSettings
-) -> NDArray[np.bool_] | None:
-    """Which samples each cluster is trained on, (N, K); None for all of every batch.
-
-    A pair of sample and cluster below the threshold adds next to nothing to the gradient, and once
-    the clusters have formed most pairs are such. Where samples of a batch bear on each other
-    (BatchNorm, FedDecorr) or go through one shared body anyway, none is left out.
-    """
-    together = bank.batch_norm or bank.body is not None or settings.decorr_beta > 0
-    if together or settings.skip_below == 0:
-        return None
-    return responsibilities >= settings.skip_below
 
 
 def _backward(
@@ -244,7 +220,7 @@ def _backward(
     """Add the gradient of one cluster's objective to its module's."""
     with bank.precision():
         for features, logits in bank.features_and_logits(inputs, [k]):
-            objective = _objective(features, logits, labels, weights, settings)
+            objective = weighted_objective(features, logits, labels, weights, settings)
     torch.autograd.backward(objective)
 
 
@@ -262,7 +238,7 @@ def _backward_some(
     """Add the gradient of one cluster's objective on the samples of a batch that ``mask`` keeps."""
     if outputs is not None and mask.mean() >= WORTH_KEEPING:
         share = weights[rows, k] * torch.from_numpy(mask).to(bank.device)
-        torch.autograd.backward(_objective(*outputs[k], labels[rows], share, settings))
+        torch.autograd.backward(weighted_objective(*outputs[k], labels[rows], share, settings))
     elif mask.any():
         some = rows[torch.from_numpy(mask).to(bank.device)]
         share = weights[some, k] * (len(some) / len(mask))
@@ -278,9 +254,9 @@ def _backward_together(
     settings: LocalSettings,
     outputs: list[tuple[Tensor, Tensor]] | None,
 ) -> None:
-    """Add the gradients of all active clusters; a shared body takes part in one pass for all.
+    """Add the gradients of all active clusters; a shared body needs one pass for all.
 
-    ``outputs`` are those of all clusters on this batch, where there has been a pass already.
+    ``outputs`` are those of all clusters on this batch, if they were computed already.
     """
     if bank.body is None and outputs is None:
         for k in active:
@@ -292,77 +268,7 @@ def _backward_together(
         else:
             passed = [outputs[k] for k in active]
         terms = [
-            _objective(features, logits, labels, weights[:, k], settings)
+            weighted_objective(features, logits, labels, weights[:, k], settings)
             for k, (features, logits) in zip(active, passed, strict=True)
         ]
     torch.autograd.backward(torch.stack(terms).sum())
-
-
-def _batches(
-    samples: int,
-    settings: LocalSettings,
-    rng: np.random.Generator,
-    batch_norm: bool,
-    first_order: NDArray[np.int64] | None = None,
-) -> Iterator[NDArray[np.int64]]:
-    """Every sample once an epoch, in batches of the configured size; the last may be smaller.
-
-    ``first_order`` is that of the first epoch, where it has been drawn already.
-
-    BatchNorm has no variance of one sample. Where the network has it, a last batch of one joins the
-    batch before. A batch of one that is left (a client with one sample, or batches of one) is
-    trained on with the running statistics: see ``ModelBank.batch_statistics``.
-    """
-    ends = list(range(settings.batch_size, samples, settings.batch_size))
-    if batch_norm and settings.batch_size > 1 and ends and ends[-1] == samples - 1:
-        ends.pop()
-    for epoch in range(settings.epochs):
-        drawn = first_order if epoch == 0 else None
-        yield from np.split(rng.permutation(samples) if drawn is None else drawn, ends)
-
-
-def _objective(
-    features: Tensor, logits: Tensor, labels: Tensor, weights: Tensor, settings: LocalSettings
-) -> Tensor:
-    losses = functional.cross_entropy(logits.float(), labels, reduction="none")
-    objective = (weights * losses).mean()
-    if settings.decorr_beta > 0 and len(labels) > 1:
-        objective = objective + settings.decorr_beta * weights.mean() * decorrelation(
-            features.float()
-        )
-    return objective
-
-
-def decorrelation(features: Tensor) -> Tensor:
-    """FedDecorr: the mean square of ``z'z`` off its diagonal, over the number of samples.
-
-    z are the features, (N, D), standardised one by one over at least two samples. This is what the
-    authors' code computes: about N times their printed formula.
-    """
-    flat = features.flatten(1)
-    samples, size = flat.shape
-    if size == 1:
-        return flat.new_zeros(())
-    centred = flat - flat.mean(dim=0)
-    standardised = centred / (centred.var(dim=0) + 1e-8).sqrt()
-    squares = (standardised.T @ standardised).square()
-    return (squares.sum() - squares.trace()) / (size * (size - 1) * samples)
-
-
-@torch.no_grad()
-def _sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: LocalSettings) -> None:
-    """One step of SGD; what was the gradient becomes the velocity where it lies."""
-    start = module.start() if settings.prox_mu > 0 else []
-    for number, parameter in enumerate(module.parameters):
-        values, gradient, before = parameter.data, parameter.grad, velocity[number]
-        if gradient is None:
-            # No sample of this batch is the cluster's; it rolls on.
-            gradient = torch.zeros_like(values)
-        if settings.weight_decay > 0:
-            gradient.add_(values, alpha=settings.weight_decay * part)
-        if settings.prox_mu > 0:
-            gradient.add_(values - start[number], alpha=settings.prox_mu * part)
-        if before is not None:
-            gradient.add_(before, alpha=settings.momentum)
-        values.sub_(gradient, alpha=settings.learning_rate)
-        velocity[number] = gradient if settings.momentum > 0 else None

@@ -1,17 +1,14 @@
-"""What travels: broadcasts and replies as Flower records, and back, checked on arrival.
+"""Broadcasts and replies as Flower records, checked on arrival.
 
-The only module of the library that imports Flower. Every network is one flat vector: in a
-deployment each array is a request of its own. Where half the bytes are wanted, the parameters
-travel as float16 of their share of the largest of them, which travels beside them. Running
-statistics always travel as float32: rounded, an update could make a variance negative, and a large
-variance among the parameters would leave those few digits.
+Besides ``arrays``, this is the only module of the library that imports Flower. Every network is one
+flat vector, because in a deployment each array is a separate request. In half precision, parameters
+are divided by the largest of them and sent as float16, together with that scale. Running statistics
+are always sent as float32: rounding an update could make a variance negative, and a large variance
+would leave the parameters with few digits.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedrc_flwr.aggregation import BODY
-from fedrc_flwr.algorithms.base import Broadcast, Reply
+from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
+from fedrc_flwr.arrays import VectorArray, checked_array, size_of, unpack
+from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import Membership
@@ -28,23 +27,7 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 SCHEMA = 2
 ENROL = "query.enrol"
-HEADER_AT_MOST = 4096  # bytes before an array's numbers
-STATISTICS = "-statistics"  # after the name of an array whose statistics travel apart
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """What a client says of itself once.
-
-    Which labels it holds is not part of it: that is what the noise on the counts protects.
-    """
-
-    name: str
-    role: str
-    samples: int
-    classes: int
-    concept: int
-    style: str
+STATISTICS = "-statistics"  # suffix of an array's running statistics, which are sent separately
 
 
 def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> RecordDict:
@@ -59,7 +42,9 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
             "schema": SCHEMA,
             "layout": layout,
             "round": broadcast.round,
-            "exponent": broadcast.exponent,
+            "exponent": broadcast.phase.exponent,
+            "pooled": broadcast.phase.pooled,
+            "prior": broadcast.phase.prior,
             "clusters": list(membership.clusters),
             "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
             "parameters": broadcast.parameters,
@@ -77,7 +62,7 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
 
 
 def addressed(content: RecordDict, assigned: int) -> RecordDict:
-    """A broadcast for one client, which is told its cluster; the arrays are shared."""
+    """A broadcast for one client with its assigned cluster; the arrays are shared."""
     config = ConfigRecord({**_record(content, "broadcast", ConfigRecord), "assigned": assigned})
     return RecordDict({**content, "broadcast": config})
 
@@ -98,7 +83,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
     clusters, pairs = tuple(_ints(config, "clusters")), _ints(config, "merged")
     arrays = models_of(content)
     models = {
-        name: _joined(_rescaled(_unpack(array), name, config), arrays.get(name + STATISTICS))
+        name: _joined(_rescaled(unpack(array), name, config), arrays.get(name + STATISTICS))
         for name, array in arrays.items()
         if not name.endswith(STATISTICS)
     }
@@ -110,8 +95,8 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         body=models.get(body),
         parameters=_ints(config, "parameters")[0],
         body_parameters=_ints(config, "body-parameters")[0],
-        label_prior=_unpack(_record(content, "statistics", ArrayRecord)["label-prior"]),
-        exponent=float(str(config["exponent"])),
+        label_prior=unpack(_record(content, "statistics", ArrayRecord)["label-prior"]),
+        phase=Phase(float(str(config["exponent"])), bool(config["pooled"]), bool(config["prior"])),
         assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
     )
 
@@ -171,7 +156,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
     for name in arrays:
         whole = name.removesuffix(STATISTICS)
         if whole not in sizes or whole not in arrays:
-            raise WireError(f"update {name!r} is of no cluster that was sent")
+            raise WireError(f"update {name!r} does not belong to any cluster that was sent")
         if name == whole:
             position, parameters, size = sizes[name]
             deltas[position] = _checked_update(arrays, name, parameters, size, config)
@@ -256,16 +241,16 @@ def _parameters(broadcast: Broadcast, cluster: int) -> int:
 
 
 def _joined(parameters: Vector, statistics: Array | None) -> Vector:
-    """A vector whose statistics travelled apart from its parameters."""
-    return parameters if statistics is None else np.concatenate([parameters, _unpack(statistics)])
+    """A vector whose statistics were sent separately from its parameters."""
+    return parameters if statistics is None else np.concatenate([parameters, unpack(statistics)])
 
 
 def _checked_update(
     arrays: ArrayRecord, name: str, parameters: int, size: int, config: ConfigRecord
 ) -> Vector:
     if arrays[name].dtype != "float16":
-        return np.asarray(_checked_array(arrays[name], name, (size,), np.float32))
-    packed = _checked_array(arrays[name], name, (parameters,), np.float16)
+        return np.asarray(checked_array(arrays[name], name, (size,), np.float32))
+    packed = checked_array(arrays[name], name, (parameters,), np.float16)
     delta = _rescaled(packed, name, config)
     if not np.isfinite(delta).all():
         raise WireError(f"{name!r} is out of range")
@@ -274,71 +259,14 @@ def _checked_update(
     apart = name + STATISTICS
     if apart not in arrays:
         raise WireError(f"has no {apart!r}")
-    _checked_array(arrays[apart], apart, (size - parameters,), np.float32)
+    checked_array(arrays[apart], apart, (size - parameters,), np.float32)
     return _joined(delta, arrays[apart])
-
-
-class VectorArray(Array):
-    """An Array that is packed into bytes, as Flower would do it, only where bytes are wanted.
-
-    Between the processes of a simulation it travels as the vector that it is, which the engine
-    keeps in memory that all of them see: no copy is made of it on arrival.
-    """
-
-    __qualname__ = Array.__qualname__  # the name under which Flower sends it in a deployment
-
-    def __init__(self, vector: NDArray[Any]) -> None:
-        self.vector = vector
-        self.dtype, self.shape, self.stype = str(vector.dtype), vector.shape, "numpy.ndarray"
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """NumPy's own pickle of the vector, which leaves its bytes out of the stream."""
-        return _as_array, (self.vector,)
-
-    @functools.cached_property
-    def data(self) -> bytes:  # type: ignore[override]
-        """The bytes. Flower's own way goes through a growing buffer, at ten times the cost."""
-        return b"".join((_header(self.vector), np.ascontiguousarray(self.vector).data))
-
-    def numpy(self) -> NDArray[Any]:
-        """The vector itself, not to be written to."""
-        return self.vector
-
-
-def _as_array(vector: NDArray[Any]) -> VectorArray:
-    return VectorArray(vector)
-
-
-def _header(vector: NDArray[Any]) -> bytes:
-    """What stands before an array's numbers in NumPy's format."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vector))
-    return header.getvalue()
 
 
 def payload(content: RecordDict) -> int:
     """Bytes of the arrays in a message."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
-    return sum(_size(array) for record in records for array in record.values())
-
-
-def _size(array: Array) -> int:
-    if isinstance(array, VectorArray):
-        return len(_header(array.vector)) + array.vector.nbytes
-    return len(array.data)
-
-
-def _unpack(array: Array) -> NDArray[Any]:
-    """What an Array holds, where its bytes lie; not to be written to."""
-    if isinstance(array, VectorArray):
-        return array.vector
-    header = io.BytesIO(array.data[:HEADER_AT_MOST])
-    version = np.lib.format.read_magic(header)
-    if version != (1, 0) or array.stype != "numpy.ndarray":
-        raise ValueError(f"{array.stype} in version {version}, expected NumPy's own in (1, 0)")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
-    values = np.frombuffer(array.data, dtype, offset=header.tell())
-    return values.reshape(shape, order="F" if fortran else "C")
+    return sum(size_of(array) for record in records for array in record.values())
 
 
 def _rescaled(values: NDArray[Any], name: str, config: ConfigRecord) -> Vector:
@@ -368,8 +296,8 @@ def _ints(config: ConfigRecord, name: str) -> list[int]:
 def _record(content: RecordDict, name: str, kind: type[R]) -> R:
     """A record by name and kind.
 
-    Not by way of ``content.array_records`` and its like: each look at those makes a circle of
-    references that holds the message's networks until Python happens to collect garbage.
+    ``content.array_records`` and the like are not used: each access creates a reference cycle that
+    keeps the message's networks until the next garbage collection.
     """
     record = content.get(name)
     if not isinstance(record, kind):
@@ -396,22 +324,4 @@ def _sample_count(value: Any) -> int:
 def _statistic(record: Any, name: str, shape: tuple[int, ...]) -> Any:
     if name not in record:
         raise WireError(f"has no {name!r}")
-    return _checked_array(record[name], name, shape, np.float64)
-
-
-def _checked_array(array: Array, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    # The declared shape is checked before anything is unpacked, the real one after.
-    if tuple(array.shape) != shape:
-        raise WireError(f"{name!r} has shape {tuple(array.shape)}, expected {shape}")
-    try:
-        values = _unpack(array)
-    except Exception as error:  # there is no end to what NumPy raises on bytes from elsewhere
-        raise WireError(f"{name!r} cannot be read: {error}") from None
-    if values.shape != shape or values.dtype != dtype:
-        raise WireError(
-            f"{name!r} is {values.dtype} of shape {values.shape}, expected {np.dtype(dtype)} of "
-            f"shape {shape}"
-        )
-    if not np.isfinite(values).all():
-        raise WireError(f"{name!r} holds NaN or infinity")
-    return values
+    return checked_array(record[name], name, shape, np.float64)

@@ -1,4 +1,4 @@
-"""Who is in the federation: clients by their stable names, and which of them can be reached."""
+"""The clients of the federation by their stable names, and which of them can be reached."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flwr.supercore import log
 
 from fedrc_flwr import wire
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import RunError, WireError
-from fedrc_flwr.wire import Enrolment
 from server_app.exchange import exchange, is_simulation
 
 TRIES = 3
@@ -33,7 +33,7 @@ class Roster:
         self.clients: dict[str, Enrolment] = {}
 
     def refresh(self, deadline: float) -> list[Enrolment]:
-        """See which nodes are there and enrol those that are new. Returns the newly enrolled.
+        """Look for nodes and enrol the new ones. Returns the newly enrolled.
 
         A new node that has not answered after ``deadline`` seconds is asked again next time.
         """
@@ -73,7 +73,7 @@ class Roster:
     def _take(self, enrolment: Enrolment, node: int) -> None:
         earlier = self._nodes.get(enrolment.name)
         if earlier is not None:
-            log(INFO, "%s is back as another node; the newer one counts", enrolment.name)
+            log(INFO, "%s reconnected as another node; the newer one is used", enrolment.name)
         self._nodes[enrolment.name] = node
         self.clients[enrolment.name] = enrolment
 
@@ -86,7 +86,7 @@ class Roster:
         )
 
     def node(self, name: str) -> int:
-        """The node under which a client is reached now."""
+        """The node of a client."""
         return self._nodes[name]
 
     def wait(
@@ -96,14 +96,14 @@ class Roster:
         timeout: float,
         enrolled: Callable[[list[Enrolment]], None],
     ) -> None:
-        """Wait for ``trainers`` training clients, and for ``everybody`` if that is soon enough."""
+        """Wait for ``trainers`` training clients and, while there is time, for ``everybody``."""
         ends = time.monotonic() + timeout
         while True:
             enrolled(self.refresh(timeout))
             training, observing = len(self.online(TRAIN)), len(self.online(OBSERVE))
             if training >= trainers and training + observing >= everybody:
                 return
-            # All virtual nodes are there from the start: waiting brings no more of them.
+            # All virtual nodes exist from the start, so waiting does not help.
             if is_simulation(self._grid) or time.monotonic() >= ends:
                 break
             time.sleep(1.0)
@@ -111,8 +111,8 @@ class Roster:
             raise RunError(
                 f"{training} of {trainers} training clients are enrolled. In simulation start "
                 f'{everybody} virtual clients (--federation-config "num-supernodes={everybody}"); '
-                "in a deployment start more nodes, raise enrolment-timeout, or set min-clients to "
-                "the number that is enough"
+                "in a deployment start more nodes, raise federation.enrolment-timeout, or set "
+                "federation.min-clients to the number that is enough"
                 + (
                     f". The last node that could not be enrolled said: {self._problem}"
                     * bool(self._problem)

@@ -1,4 +1,4 @@
-"""Sending a round's messages and taking the replies in as they arrive."""
+"""Sending a round's messages and receiving the replies as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 0.5, 3, 32
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's reply, or None where it did not come before the deadline."""
+    """A client's reply, or None if it did not arrive before the deadline."""
 
     name: str
     reply: Message | None
@@ -30,10 +30,10 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def ready_in_simulation(replies: int, seconds: float, cores: int) -> int:
-    """How many messages a simulation should hold, where so many replies came in so many seconds.
+    """How many messages a simulation should hold, given how fast replies arrive.
 
-    Enough to keep its workers busy for a while, and no more: ten times a second the engine looks at
-    every message for every virtual client, which with hundreds of both took half a core.
+    They should keep its workers busy for a while, but not be more: ten times a second the engine
+    polls every message for every virtual client, which took half a core with hundreds of both.
     """
     wanted = READY_SECONDS * replies / seconds if seconds > 0 else 0.0
     return round(min(max(wanted, LEAST_PER_CORE * cores), MOST_PER_CORE * cores))
@@ -44,11 +44,10 @@ def exchange(
 ) -> Iterator[Answer]:
     """Send messages to named clients and yield their answers in order of arrival.
 
-    At most ``window`` messages are under way at once (0: as many as keep a simulation's workers
-    busy, all of them in a deployment), and few replies are held at a time: whoever consumes the
-    answers as they come needs memory for a few models only. When ``deadline`` seconds have passed,
-    the clients that are left are answered for with None; a reply that arrives later is never looked
-    at.
+    At most ``window`` messages are in flight (0: as many as keep a simulation's workers busy, all
+    of them in a deployment). Replies are yielded as they arrive, so that memory for a few models is
+    enough. After ``deadline`` seconds None is yielded for the remaining clients, and later replies
+    are ignored.
     """
     queue = iter(messages)
     simulation = is_simulation(grid)
@@ -69,7 +68,7 @@ def exchange(
                 exhausted = True
                 break
             name, message = entry
-            # One by one: a message that cannot be pushed is left out of what a batch returns.
+            # One by one, because a batch does not tell which message could not be pushed.
             identity = next(iter(grid.push_messages([message])), None)
             if identity is None:
                 yield Answer(name, None)
@@ -82,7 +81,7 @@ def exchange(
         for start in range(0, len(identities), PULL_AT_ONCE):
             for reply in grid.pull_messages(identities[start : start + PULL_AT_ONCE]):
                 identity = reply.metadata.reply_to_message_id
-                if identity in under_way:  # a reply that comes twice counts once
+                if identity in under_way:  # a reply that arrives twice counts once
                     arrived = True
                     replies += 1
                     yield Answer(under_way.pop(identity), reply)

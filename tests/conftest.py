@@ -5,9 +5,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 import tiny_data
+import torch
 
 from fedrc_flwr.data import images
 
+# Networks this small lose more by sharing the work than by doing it.
+torch.set_num_threads(1)
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -15,7 +18,7 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.fixture(scope="session")
 def all_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data-dir with a handful of samples of every named dataset."""
+    """A data directory with a handful of samples of every named dataset."""
     folder = tmp_path_factory.mktemp("data")
     tiny_data.write_all(folder)
     return folder

@@ -1,19 +1,19 @@
-"""A whole federation in one process, without Flower: the library's two halves in a plain loop."""
+"""A federation in process whose parts a test can look at and change."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, Reply, RoundReport
-from fedrc_flwr.bank import ModelBank
-from fedrc_flwr.config import RunConfig
+from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundReport
+from fedrc_flwr.algorithms.step import ClientRuntime
+from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, Scenario
+from fedrc_flwr.engine.client import MemoryStates
+from fedrc_flwr.engine.in_process import participants
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientRecord, ClientState, ServerState
 
@@ -30,16 +30,12 @@ class Federation:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.scenario = Scenario(config)
+        self.scenario = Scenario(config.data, config.seed)
         self.algorithm = build_algorithm(config)
-        shape, classes = self.scenario.input_shape, self.scenario.classes
-        self.bank = ModelBank(
-            [build_model(config, shape, classes, 0) for _ in range(config.clusters)],
-            torch.device("cpu"),
-            config.shared_body,
-        )
-        if not self.clients:
-            self.clients = [self.scenario.client(i) for i in range(len(self.scenario))]
+        made = list(participants(config, lambda name: MemoryStates(), self.clients))
+        self.participants = {p.data.name: p for p in made}
+        self.clients = [p.data for p in made]
+        self.bank = made[0].bank
         self.state = self.algorithm.initial_state(self.initial_models())
         records = {
             c.name: ClientRecord(c.role, len(c.fit), concept=c.truth.concept, style=c.truth.style)
@@ -50,22 +46,13 @@ class Federation:
     def initial_models(self) -> list[torch.nn.Module]:
         shape, classes = self.scenario.input_shape, self.scenario.classes
         return [
-            build_model(self.config, shape, classes, self.config.seed * 1000 + k)
-            for k in range(self.config.clusters)
+            build_model(self.config.model, shape, classes, self.config.seed * 1000 + k)
+            for k in range(self.algorithm.models)
         ]
 
     def runtime(self, client: ClientData, round_number: int) -> ClientRuntime:
-        name = zlib.crc32(client.name.encode())
-        return ClientRuntime(
-            self.config,
-            self.bank,
-            client.fit,
-            client.test,
-            client.classes,
-            self.config.count_noise,
-            np.random.default_rng([self.config.seed, round_number, name]),
-            client.role,
-        )
+        participant = self.participants[client.name]
+        return replace(participant, data=client, bank=self.bank).runtime(round_number)
 
     def round(self, names: Collection[str] | None = None) -> RoundReport:
         """One round of all training clients, or of those named."""

@@ -7,8 +7,8 @@ import torch
 from federation import Federation
 
 from fedrc_flwr import adaptive
-from fedrc_flwr.adaptive import Adaptation, Movement
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.adaptive import Adaptation, AdaptiveSettings, Movement
+from fedrc_flwr.config import load_config
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 torch.set_num_threads(1)
@@ -16,8 +16,8 @@ STILL = Movement(0.0)
 
 
 def configure(**keys):
-    base = {"settle-rounds": 2, "adaptive": True, "merge": True, "merge-tolerance": 0.5}
-    return load_config({**base, **{k.replace("_", "-"): v for k, v in keys.items()}})
+    base = {"settle_rounds": 2, "adaptive": True, "merge": True, "merge_tolerance": 0.5}
+    return AdaptiveSettings(**{**base, **keys})
 
 
 def server(counts, tables=None, clusters=None, **fields):
@@ -167,10 +167,10 @@ def test_a_change_of_loss_is_that_of_the_clients_that_reported_twice():
 def test_a_round_is_quiet_when_weights_and_loss_rest_after_the_annealing(
     moved, learnt, annealed, quiet
 ):
-    config = configure(settle_tolerance=0.02, settle_loss=0.03)
+    settings = configure(settle_tolerance=0.02, settle_loss=0.03)
     state = server([[[1], [1]]], quiet_rounds=1)
 
-    after = adaptive.count_quiet_rounds(state, Movement(moved), learnt, annealed, config)
+    after = adaptive.count_quiet_rounds(state, Movement(moved), learnt, annealed, settings)
 
     assert after.quiet_rounds == (2 if quiet else 0)
 
@@ -441,7 +441,8 @@ def test_a_cluster_that_noise_hides_is_merged_with_nobody():
 
 def test_ten_rounds_of_digits_edge_leave_a_cluster_for_each_concept():
     # Seed 2 is among the slowest to settle
-    federation = Federation(load_config({"scenario": "digits-edge", "seed": 2}))
+    keys = {"scenario": "digits-edge", "recipe": "edge", "seed": 2}
+    federation = Federation(load_config(keys))
     for _ in range(federation.config.rounds):
         federation.round()
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrc_flwr.aggregation import BODY, UpdateSums, apply_updates
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.aggregation import BODY, ServerSettings, UpdateSums, apply_updates
 from fedrc_flwr.state import Membership, ServerState
 
 vectors = hnp.arrays(np.float32, 3, elements=st.floats(-10.0, 10.0, width=32))
@@ -116,9 +115,9 @@ def test_adding_does_not_change_the_reply():
 
 
 def test_sgd_adds_the_mean_times_the_global_learning_rate():
-    state, config = server(), load_config({"global-learning-rate": 0.5})
+    state, settings = server(), ServerSettings(learning_rate=0.5)
 
-    after = apply_updates(state, {0: np.array([2.0, -4.0])}, config)
+    after = apply_updates(state, {0: np.array([2.0, -4.0])}, settings)
 
     np.testing.assert_allclose(after.models[0], [2.0, 0.0], atol=1e-6)
     np.testing.assert_array_equal(after.models[2], state.models[2])
@@ -129,15 +128,7 @@ def test_sgd_adds_the_mean_times_the_global_learning_rate():
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_three_steps_agree_with_the_optimizers_formulas_number_by_number(optimizer):
     # Prepare: cluster 2 is not trained by anybody in the second round; the body is -1
-    config = load_config(
-        {
-            "server-optimizer": optimizer,
-            "global-learning-rate": 0.3,
-            "server-momentum": 0.8,
-            "server-beta2": 0.95,
-            "server-epsilon": 1e-2,
-        }
-    )
+    settings = ServerSettings(optimizer, learning_rate=0.3, momentum=0.8, beta2=0.95, epsilon=1e-2)
     rng = np.random.default_rng(3)
     rounds = [{c: rng.normal(size=2) for c in (0, 2, BODY)} for _ in range(3)]
     del rounds[1][2]
@@ -148,7 +139,7 @@ def test_three_steps_agree_with_the_optimizers_formulas_number_by_number(optimiz
 
     for number, means in enumerate(rounds, start=1):
         # Execute
-        state = apply_updates(state, means, config)
+        state = apply_updates(state, means, settings)
 
         # Assert
         for place in plain:
@@ -181,13 +172,11 @@ def test_three_steps_agree_with_the_optimizers_formulas_number_by_number(optimiz
 def test_statistics_move_by_the_mean_update_whatever_the_optimizer_by_hand(optimizer, first):
     # Prepare: of a model's two numbers the first is a parameter, the second a variance of 2; the
     # body has statistics only
-    config = load_config(
-        {"server-optimizer": optimizer, "global-learning-rate": 3.0, "server-epsilon": 1e-12}
-    )
+    settings = ServerSettings(optimizer, learning_rate=3.0, epsilon=1e-12)
     state = replace(server(body=floats(5.0, 6.0)), parameters=1, body_parameters=0)
 
     # Execute
-    after = apply_updates(state, {0: np.array([0.5, -1.5]), BODY: np.array([-4.0, 1.0])}, config)
+    after = apply_updates(state, {0: np.array([0.5, -1.5]), BODY: np.array([-4.0, 1.0])}, settings)
 
     # Assert: 2 - 1.5, where a rate of 3 would give 2 - 4.5; Adam's first step is the sign
     np.testing.assert_allclose(after.models[0], [first, 0.5], atol=1e-6)
@@ -199,12 +188,12 @@ def test_statistics_move_by_the_mean_update_whatever_the_optimizer_by_hand(optim
 
 def test_a_step_leaves_the_state_before_it_alone():
     # Prepare
-    config = load_config({"server-optimizer": "momentum"})
-    before = apply_updates(server(), {0: np.ones(2)}, config)
+    settings = ServerSettings("momentum")
+    before = apply_updates(server(), {0: np.ones(2)}, settings)
     remembered = before.optimizer["first"][0].copy()
 
     # Execute
-    apply_updates(before, {0: np.ones(2)}, config)
+    apply_updates(before, {0: np.ones(2)}, settings)
 
     # Assert
     np.testing.assert_array_equal(before.optimizer["first"][0], remembered)
@@ -213,18 +202,18 @@ def test_a_step_leaves_the_state_before_it_alone():
 
 def test_momentum_goes_on_for_a_cluster_that_nobody_trained():
     # Prepare
-    config = load_config({"server-optimizer": "momentum", "server-momentum": 0.5})
-    state = apply_updates(server(), {0: np.array([2.0, 0.0])}, config)
+    settings = ServerSettings("momentum", momentum=0.5)
+    state = apply_updates(server(), {0: np.array([2.0, 0.0])}, settings)
 
     # Execute
-    after = apply_updates(state, {}, config)
+    after = apply_updates(state, {}, settings)
 
     # Assert: 1 + 2, then half of 2 more
     assert after.models[0][0] == pytest.approx(4.0)
 
 
 def test_without_a_body_there_is_none_afterwards():
-    after = apply_updates(server(), {0: np.ones(2)}, load_config({}))
+    after = apply_updates(server(), {0: np.ones(2)}, ServerSettings())
 
     assert after.body is None
     assert replace(after, models={}).models == {}

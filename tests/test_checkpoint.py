@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
+from functools import partialmethod
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from fedrc_flwr import checkpoint as module
+from fedrc_flwr import files, tensor_file
 from fedrc_flwr.checkpoint import (
     Checkpoint,
     latest_checkpoint,
@@ -220,7 +222,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, schema: Any) -> None:
     path = tmp_path / "round-000001.safetensors"
     save_file({"model/0": np.zeros(3)}, path, metadata={"fedrc": json.dumps({"schema": schema})})
 
-    assert_refused(path, f"schema {schema}", f"reads schema {module.SCHEMA}")
+    assert_refused(path, f"schema {schema}", f"reads schema {tensor_file.SCHEMA}")
 
 
 def test_client_state_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
@@ -241,18 +243,18 @@ def test_checkpoint_is_not_taken_for_a_client_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["clusters", "clients", "merged", "config", "optimizer_steps"])
 def test_checkpoint_without_one_of_its_parts_is_refused(tmp_path: Path, missing: str) -> None:
     path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
-    tensors, about = module.read_file(path)
+    tensors, about = tensor_file.read_file(path)
     del about[missing]
-    module.write_atomically(path, tensors, about)
+    tensor_file.write_atomically(path, tensors, about)
 
     assert_refused(path, missing)
 
 
 def test_checkpoint_without_one_of_its_models_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, checkpoint_of(full_state()), keep=1)
-    tensors, about = module.read_file(path)
+    tensors, about = tensor_file.read_file(path)
     del tensors["model/4"]
-    module.write_atomically(path, tensors, about)
+    tensor_file.write_atomically(path, tensors, about)
 
     assert_refused(path, "model/4")
 
@@ -520,20 +522,23 @@ class Disk:
 
     def tick(self) -> None:
         self.steps += 1
-        if self.steps == self._fails_at:
+        if self.steps >= self._fails_at:  # a machine that is off stays off
             raise PowerLossError
 
-    def open(self, path: Any, *mode: Any) -> Any:
-        if Path(path).is_dir():
-            descriptor = os.open(path, *mode)
-            self._paths[descriptor] = Path(path)
-            return descriptor
+    def open(self, path: Path, flags: int) -> int:
+        descriptor = os.open(path, flags)
+        self._paths[descriptor] = path
+        return descriptor
+
+    def write_bytes(self, path: Path, content: bytes) -> None:
         self.tick()
-        file = File(open(path, "wb", buffering=0), self)  # noqa: SIM115
-        self._paths[file.fileno()] = Path(path)
-        self._unflushed.add(Path(path))
+        self._unflushed.add(path)
+        cuts = [0, 1, 8, 100, len(content) // 2, len(content) - 1, len(content)]
+        with open(path, "wb", buffering=0) as file:
+            for start, end in pairwise(cuts):
+                self.tick()
+                file.write(content[start:end])
         self.tick()
-        return file
 
     def fsync(self, descriptor: int) -> None:
         self.tick()
@@ -551,8 +556,11 @@ class Disk:
         self.tick()
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
+        if missing_ok and not path.exists():
+            return
         self.tick()
         os.remove(path)  # noqa: PTH107
+        self._unflushed.discard(path)
         self.tick()
 
     def come_back(self) -> None:
@@ -567,31 +575,9 @@ class Disk:
                 target.write_bytes(old)
 
 
-class File:
-    """A file on the disk, written in several pieces."""
-
-    def __init__(self, file: Any, disk: Disk) -> None:
-        self._file = file
-        self._disk = disk
-
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def fileno(self) -> int:
-        return int(self._file.fileno())
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def write(self, content: bytes) -> None:
-        cuts = [0, 1, 8, 100, len(content) // 2, len(content) - 1, len(content)]
-        for start, end in pairwise(cuts):
-            self._disk.tick()
-            self._file.write(content[start:end])
-        self._disk.tick()
+def _on(path: Path, operation: Any, *arguments: Any, **options: Any) -> None:
+    """A method of Path that is done by a disk."""
+    operation(path, *arguments, **options)
 
 
 def on_failing_disk(
@@ -608,9 +594,9 @@ def on_failing_disk(
         prepare()
         disk = Disk(step, survives)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "os", disk)
-            patch.setattr(module, "open", disk.open, raising=False)
-            patch.setattr(Path, "unlink", lambda path, **how: disk.unlink(path, **how))  # noqa: B023
+            patch.setattr(files, "os", disk)
+            patch.setattr(Path, "write_bytes", partialmethod(_on, disk.write_bytes))
+            patch.setattr(Path, "unlink", partialmethod(_on, disk.unlink))
             try:
                 action()
                 finished = True

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
+from settings_of import dotted
 from typer.testing import CliRunner
 
-from fedrc_flwr import simulation
+from fedrc_flwr import reference, simulation
 from fedrc_flwr.cli import FAILED, MISUSED, app
-from fedrc_flwr.configuration import describe_keys, load_config
+from fedrc_flwr.config import RunConfig, all_keys, load_config, recipe_names
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import write_json
 from fedrc_flwr.simulation import Outcome
@@ -25,13 +28,13 @@ class Simulation:
     """Stands in for the real one, which takes half a minute to start."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[dict[str, Any], Path, int | None]] = []
+        self.calls: list[tuple[RunConfig, Path, int | None]] = []
         self.outcome = Outcome(completed=True, summary=SUMMARY, reason="")
 
     def __call__(
-        self, settings: dict[str, Any], directory: Path, on_event: Any, cpus: int | None = None
+        self, config: RunConfig, directory: Path, on_event: Any, cpus: int | None = None
     ) -> Outcome:
-        self.calls.append((dict(settings), directory, cpus))
+        self.calls.append((config, directory, cpus))
         return self.outcome
 
 
@@ -58,7 +61,8 @@ def files_under(directory: Path) -> dict[str, bytes | None]:
 
 def finished_run(directory: Path, **settings: Any) -> Path:
     """A run's directory as the server app leaves it."""
-    write_json(directory / "config.json", load_config(settings).to_dict())
+    placed = load_config(dotted(settings)).placed(directory)
+    write_json(directory / "config.json", placed.to_dict())
     (directory / "checkpoints").mkdir()
     (directory / "checkpoints" / "round-000001.safetensors").touch()
     return directory
@@ -72,18 +76,24 @@ def finished_run(directory: Path, **settings: Any) -> Path:
     [
         (["--set", "no-such-key=1"], ["no-such-key"]),
         (["--set", "rouns=1"], ["'rouns'", "did you mean 'rounds'"]),
+        (["--set", "learning-rate=1"], ["did you mean 'local.learning-rate'"]),
         (["--set", "rounds=0"], ["rounds = 0", ">= 1"]),
         (["--set", "rounds=many"], ["rounds = 'many'", "whole number"]),
-        (["--set", "rounds=2", "--set", "adaptive=perhaps"], ["adaptive = 'perhaps'"]),
+        (["--set", "rounds=2", "--set", "fedrc.adaptive=perhaps"], ["fedrc.adaptive = 'perhaps'"]),
         (["--set", "rounds"], ["'rounds'", "key=value"]),
         (["--set", "rounds=[1"], ["rounds=[1"]),
         (["--scenario", "nowhere"], ["scenario = 'nowhere'", "digits"]),
         (["--scenario", "gone.yaml"], ["gone.yaml"]),
+        (["--recipe", "nowhere"], ["recipe = 'nowhere'", "default"]),
+        (["--recipe", "gone.yaml"], ["gone.yaml"]),
+        (["--data", "gone.npz"], ["gone.npz does not exist"]),
+        (["--data", "x.npz", "--scenario", "digits"], ["either --data or --scenario"]),
+        (["--engine", "steam"], ["--engine 'steam'", "flower or in-process"]),
         (["--set", "scenario=nowhere"], ["scenario = 'nowhere'"]),
         (["--resume"], ["--resume needs --output"]),
         (["--resume", "--output", "gone"], ["gone", "no run to resume"]),
         (["--from-round", "3"], ["--from-round needs --resume"]),
-        (["--set", "resume-round=3"], ["resume-round = 3", "resume = true"]),
+        (["--set", "run.resume-round=3"], ["run.resume-round = 3", "run.resume = true"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -161,9 +171,9 @@ def test_refusal_by_the_simulation_itself_ends_with_2(
 # --- handed on ----------------------------------------------------------------------------------
 
 
-def test_settings_reach_the_simulation_as_checked_scalars(fake: Simulation, tmp_path: Path) -> None:
-    texts = ["rounds=2", "alpha=inf", "learning-rate=1e-3", "adaptive=false"]
-    lists = ["concept-shares=[0.5, 0.5]", "corrupted-shares=[0, 0]"]
+def test_settings_reach_the_simulation_checked(fake: Simulation, tmp_path: Path) -> None:
+    texts = ["rounds=2", "data.alpha=inf", "local.learning-rate=1e-3", "fedrc.adaptive=false"]
+    lists = ["data.concept-shares=[0.5, 0.5]", "data.corrupted-shares=[0, 0]"]
 
     result = fedrc(
         "simulate", "--output", str(tmp_path / "new"), "--cpus", "3",
@@ -171,25 +181,61 @@ def test_settings_reach_the_simulation_as_checked_scalars(fake: Simulation, tmp_
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
-    ((settings, directory, cpus),) = fake.calls
+    ((config, directory, cpus),) = fake.calls
     assert (directory, cpus) == (tmp_path / "new", 3)
-    assert all(isinstance(value, bool | int | float | str) for value in settings.values())
-    config = load_config(settings)
-    assert (config.rounds, config.alpha, config.learning_rate) == (2, math.inf, 0.001)
-    assert (config.adaptive, config.shares()) == (False, (0.5, 0.5))
+    values = config.to_dict()
+    assert all(isinstance(value, bool | int | float | str) for value in values.values())
+    assert (values["rounds"], values["data.alpha"]) == (2, "inf")
+    assert (values["local.learning-rate"], values["fedrc.adaptive"]) == (0.001, False)
+    assert config.data.shares() == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("how", [["--scenario"], ["--set"]])
-def test_scenario_file_is_found_from_wherever_the_app_runs(
-    fake: Simulation, tmp_path: Path, how: list[str]
-) -> None:
-    Path("mine.yaml").write_text("rounds: 2\n")
-    name = "scenario=mine.yaml" if how == ["--set"] else "mine.yaml"
+@pytest.mark.parametrize(
+    ("option", "name", "content"),
+    [
+        ("--scenario", "scenario", "data: {clients: 5}\n"),
+        ("--recipe", "recipe", "rounds: 2\nfedrc: {clusters: 4}\n"),
+    ],
+)
+@pytest.mark.parametrize("by_set", [True, False])
+def test_scenario_and_recipe_files_need_not_be_where_the_app_runs(
+    fake: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str,
+    content: str, by_set: bool,
+) -> None:  # fmt: skip
+    Path("mine.yaml").write_text(content)
 
-    result = fedrc("simulate", *how, name)
+    result = fedrc(
+        "simulate", *(["--set", f"{name}=mine.yaml"] if by_set else [option, "mine.yaml"])
+    )
 
     assert result.exit_code == 0, result.output
-    assert fake.calls[0][0]["scenario"] == str(tmp_path / "cwd" / "mine.yaml")
+    config = fake.calls[0][0]
+    assert config == load_config({name: "mine.yaml"})
+    submitted = config.placed(tmp_path / "run").to_dict()
+    monkeypatch.chdir(tmp_path)
+    assert load_config(submitted).to_dict() == submitted
+
+
+def test_own_data_come_without_a_scenarios_shifts(fake: Simulation, tmp_path: Path) -> None:
+    np.savez("mine.npz", x=np.zeros((40, 3)), y=np.arange(40) % 2)
+
+    result = fedrc("simulate", "--data", "mine.npz", "--set", "data.clients=4")
+
+    assert result.exit_code == 0, result.output
+    config = fake.calls[0][0]
+    assert config.to_dict()["data.dataset"] == str(tmp_path / "cwd" / "mine.npz")
+    assert (config.scenario, config.data.shares(), config.data.corrupted()) == (
+        "none",
+        (1.0,),
+        (0.0,),
+    )
+
+
+def test_what_was_chosen_is_said_before_it_starts(fake: Simulation) -> None:
+    result = fedrc("simulate", "--set", "local.learning-rate=0.25")
+
+    assert "fedrc on digits: 12 clients and 3 observers, 10 classes" in result.stdout
+    assert "network mlp; 3 local epochs in batches of 16, learning rate 0.25" in result.stdout
 
 
 def test_without_output_the_directory_tells_what_ran(fake: Simulation) -> None:
@@ -217,9 +263,22 @@ def test_resumed_run_goes_on_with_its_configuration_and_what_is_set_now(
     result = fedrc("simulate", "--resume", "--output", str(output), "--set", "rounds=8")
 
     assert result.exit_code == 0, result.output
-    config = load_config(fake.calls[0][0])
-    assert (config.resume, config.rounds, config.seed) == (True, 8, 5)
-    assert (config.alpha, config.clusters) == (math.inf, 4)
+    values = fake.calls[0][0].to_dict()
+    assert (values["run.resume"], values["rounds"], values["seed"]) == (True, 8, 5)
+    assert (values["data.alpha"], values["fedrc.clusters"]) == ("inf", 4)
+
+
+def test_resumed_run_needs_neither_scenario_nor_recipe_again(
+    fake: Simulation, tmp_path: Path
+) -> None:
+    Path("mine.yaml").write_text("rounds: 7\n")
+    output = finished_run(tmp_path / "run", recipe="mine.yaml")
+    Path("mine.yaml").unlink()
+
+    result = fedrc("simulate", "--resume", "--output", str(output))
+
+    assert result.exit_code == 0, result.output
+    assert fake.calls[0][0].rounds == 7
 
 
 def test_run_goes_back_to_the_round_that_is_named(fake: Simulation, tmp_path: Path) -> None:
@@ -228,8 +287,8 @@ def test_run_goes_back_to_the_round_that_is_named(fake: Simulation, tmp_path: Pa
     result = fedrc("simulate", "--resume", "--output", str(output), "--from-round", "1")
 
     assert result.exit_code == 0, result.output
-    config = load_config(fake.calls[0][0])
-    assert (config.resume, config.resume_round) == (True, 1)
+    values = fake.calls[0][0].to_dict()
+    assert (values["run.resume"], values["run.resume-round"]) == (True, 1)
 
 
 def test_round_without_a_checkpoint_is_refused_before_anything_starts(
@@ -268,11 +327,47 @@ def test_run_that_failed_ends_with_1_and_says_how_to_go_on_where_it_can(
     assert (f"--output {output} --resume" in result.stderr) == checkpoints
 
 
-def test_config_prints_the_reference_table() -> None:
+def rows(text: str) -> list[str]:
+    """The keys of a printed table."""
+    return re.findall(r"^\| `([a-z0-9.-]+)` \|", text, flags=re.MULTILINE)
+
+
+def test_config_prints_the_keys_that_people_usually_set() -> None:
     result = fedrc("config")
 
     assert result.exit_code == 0
-    assert result.stdout == describe_keys()
+    assert result.stdout == reference.tables(everything=False)
+    found = rows(result.stdout)
+    assert 10 < len(found) <= 30
+    assert {"scenario", "recipe", "rounds", "local.learning-rate", "fedrc.clusters"} <= set(found)
+    assert not {"ifca.clusters", "resolved"} & set(found)
+
+
+def test_config_prints_all_keys_by_section() -> None:
+    result = fedrc("config", "--all")
+
+    assert result.exit_code == 0
+    assert result.stdout == reference.tables(everything=True)
+    sections = re.split(r"^### .*$", result.stdout, flags=re.MULTILINE)[1:]
+    assert rows(result.stdout) == list(all_keys())
+    for section in sections:
+        assert len({key.rpartition(".")[0] for key in rows(section)}) == 1
+
+
+def test_config_prints_the_tables_of_pyproject() -> None:
+    result = fedrc("config", "--toml")
+
+    assert result.exit_code == 0
+    assert result.stdout == reference.toml_tables()
+
+
+def test_recipes_are_listed_with_what_they_are() -> None:
+    result = fedrc("recipe", "list")
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == recipe_names()
+    assert all(len(line.split()) > 4 for line in lines)
 
 
 def test_config_written_by_a_run_is_the_configuration(tmp_path: Path) -> None:
@@ -280,4 +375,4 @@ def test_config_written_by_a_run_is_the_configuration(tmp_path: Path) -> None:
 
     again = load_config(json.loads((output / "config.json").read_text()))
 
-    assert again == load_config({"alpha": math.inf, "rounds": 3})
+    assert again == load_config({"data.alpha": math.inf, "rounds": 3}).placed(output)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedrc_flwr import simulation
 from fedrc_flwr.cli import MISUSED, app
-from fedrc_flwr.configuration import scenario_names
+from fedrc_flwr.config import scenario_names
 
 
 def fedrc(*arguments: str) -> Result:
@@ -27,7 +27,9 @@ def test_list_names_every_ready_made_scenario() -> None:
 def test_show_prints_a_line_per_client_and_draws_the_picture(tmp_path: Path) -> None:
     picture = tmp_path / "digits.png"
 
-    result = fedrc("scenario", "show", "digits", "--set", "clients=5", "--output", str(picture))
+    result = fedrc(
+        "scenario", "show", "digits", "--set", "data.clients=5", "--output", str(picture)
+    )
 
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -39,7 +41,7 @@ def test_show_prints_a_line_per_client_and_draws_the_picture(tmp_path: Path) -> 
 
 def test_show_takes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("clients: 3\nobservers-per-concept: 0\n")
+    path.write_text("data: {clients: 3, observers-per-concept: 0}\n")
 
     result = fedrc("scenario", "show", str(path))
 
@@ -51,8 +53,8 @@ def test_show_takes_a_file(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere"], "no such scenario"),
-        (["digits", "--set", "clients=0"], "clients = 0"),
-        (["digits", "--set", "dataset=gone.npz"], "gone.npz was looked for"),
+        (["digits", "--set", "data.clients=0"], "data.clients = 0"),
+        (["digits", "--set", "data.dataset=gone.npz"], "gone.npz does not exist"),
         (["digits", "--output", "picture.pdf"], "expected the name of a .png file"),
         (["digits", "--output", "no-such-folder/picture.png"], "no-such-folder"),
     ],
@@ -78,5 +80,5 @@ def test_simulation_with_missing_data_is_refused_before_anything_starts(
     result = fedrc("simulate", "--scenario", "cifar10")
 
     assert result.exit_code == MISUSED
-    assert f"looked for in {tmp_path}" in result.stderr
+    assert f"not found in {tmp_path}" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -14,8 +14,9 @@ import typer
 from trained_run import concept_checkpoint, write_run
 
 from fedrc_flwr.cli import app
-from fedrc_flwr.configuration import load_config, parse_setting
+from fedrc_flwr.config import load_config, parse_setting
 from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.inference import Weights, export_model, load_trained, write_weights
 
 ROOT = Path(__file__).parent.parent
@@ -94,9 +95,11 @@ def test_command_is_one_that_fedrc_takes(page: Path, words: list[str]) -> None:
         # `fedrc stop` in a sentence names the command; a snippet must be whole.
         assert mentioned, words
         return
-    settings = dict(parse_setting(text) for text in context.params.get("settings") or [])
-    if settings:
-        load_config(settings)
+    named = {name: context.params.get(name) for name in ("scenario", "recipe")}
+    given = {name: value for name, value in named.items() if value and ".y" not in str(value)}
+    given |= dict(parse_setting(text) for text in context.params.get("settings") or [])
+    if given:
+        load_config(given)
 
 
 @pytest.mark.parametrize("words", [["simulat"], ["report"], ["report", "x", "--figurs", "y"]])
@@ -132,7 +135,7 @@ def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert len(programs) == 2
         with np.load("new.npz") as labelled, np.load("unlabelled.npz") as unlabelled:
             assert (len(labelled["y"]), len(unlabelled["x"])) == (20, 40)
-        scenario = scenario_of(load_config({"dataset": str(tmp_path / "clinics.npz")}))
+        scenario = scenario_of(DataSettings(dataset=str(tmp_path / "clinics.npz")), seed=0)
         assert len(scenario) == 10
         assert scenario.classes == 3
         assert len(scenario.client(0).fit) == 72

@@ -14,7 +14,7 @@ import pytest
 from federation import Federation
 from PIL import Image
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.report.summary import adjusted_rand_index
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -6,9 +6,8 @@ import reference
 import torch
 from torch import nn
 
-from fedrc_flwr.configuration import load_config
 from fedrc_flwr.layout import FlatModule, fingerprint, to_vector
-from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.models import ModelSettings, SplitModel, build_model
 
 CPU = torch.device("cpu")
 
@@ -157,13 +156,13 @@ def test_a_network_in_half_precision_travels_in_single():
 
 def test_initial_parameters_follow_from_the_seed_alone():
     # Prepare
-    config = load_config({"hidden": 5})
+    settings = ModelSettings(network="mlp", hidden=5)
     torch.manual_seed(1)
-    one = build_model(config, (8, 8), 10, seed=3)
+    one = build_model(settings, (8, 8), 10, seed=3)
 
     # Execute
     torch.manual_seed(2)
-    again, other = (build_model(config, (8, 8), 10, seed=s) for s in (3, 4))
+    again, other = (build_model(settings, (8, 8), 10, seed=s) for s in (3, 4))
 
     # Assert
     np.testing.assert_array_equal(to_vector(one), to_vector(again))
@@ -175,7 +174,7 @@ def test_building_a_network_leaves_the_global_random_state_alone():
     expected = torch.rand(3)
     torch.manual_seed(7)
 
-    build_model(load_config({}), (8, 8), 10, seed=3)
+    build_model(ModelSettings(), (8, 8), 10, seed=3)
 
     torch.testing.assert_close(torch.rand(3), expected)
 
@@ -183,7 +182,7 @@ def test_building_a_network_leaves_the_global_random_state_alone():
 def test_the_mlp_has_the_asked_size_and_is_its_head_after_its_body():
     # Prepare
     model, inputs = (
-        build_model(load_config({"hidden": 5}), (8, 8), 10, seed=0),
+        build_model(ModelSettings(network="mlp", hidden=5), (8, 8), 10, seed=0),
         torch.randn(2, 8, 8),
     )
 

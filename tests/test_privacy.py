@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedrc_flwr import privacy
+from fedrc_flwr.privacy import PrivacySettings
 
 
 def delta_of(epsilon, mu):
@@ -77,7 +78,14 @@ def test_parts_are_clipped_by_one_factor_so_that_their_ratio_stays():
     ("share", "parts", "norm"), [(1.0, 1, 90.0), (0.5, 1, 45.0), (0.5, 4, 90.0), (0.0, 1, math.inf)]
 )
 def test_the_norm_that_is_kept_follows_from_the_number_of_samples(share, parts, norm):
-    assert privacy.sensitivity(90, share, parts) == pytest.approx(norm)
+    settings = PrivacySettings(count_clip=share)
+
+    assert settings.sensitivity(90, parts) == pytest.approx(norm)
+
+
+@pytest.mark.parametrize(("own", "noise"), [(None, 2.0), (0.5, 0.5), (0.0, 0.0)])
+def test_a_clients_own_noise_comes_before_the_runs(own, noise):
+    assert PrivacySettings(count_noise=2.0).noise_of(own) == noise
 
 
 def test_a_release_is_clipped_first_and_then_noised_entry_by_entry():
@@ -185,3 +193,27 @@ def test_epsilon_grows_with_mu_and_falls_with_delta(mu, factor, delta):
 
     assert privacy.epsilon_spent(mu * factor, delta) >= epsilon
     assert privacy.epsilon_spent(mu, delta / factor) >= epsilon
+
+
+# --- the federation's epsilon --------------------------------------------------------------------
+
+
+def test_the_largest_epsilon_is_that_of_the_client_with_the_largest_mu():
+    # Prepare: clipped to half of the samples: sqrt(4) * 20 / 10 = 4, 15 / 5 = 3, nothing sent
+    clients = [(40, 10.0, 4), (30, 5.0, 1), (1000, 1.0, 0)]
+    settings = PrivacySettings(count_clip=0.5, delta=1e-3)
+
+    # Execute
+    epsilon = privacy.largest_epsilon(clients, settings)
+
+    # Assert
+    assert delta_by_integration(epsilon, 4.0) == pytest.approx(1e-3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("clients", "clip"),
+    [([], 1.0), ([(40, 10.0, 4), (30, 0.0, 0)], 1.0), ([(40, 10.0, 4)], 0.0)],
+    ids=["nobody", "a-client-without-noise", "no-clipping"],
+)
+def test_no_epsilon_is_claimed_where_nothing_bounds_it(clients, clip):
+    assert privacy.largest_epsilon(clients, PrivacySettings(count_clip=clip)) is None

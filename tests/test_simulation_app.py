@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrc_flwr.simulation import find_app
+from fedrc_flwr.flower import find_app
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,7 +36,7 @@ def test_flower_builds_the_app_of_an_installed_package(installed: Path, tmp_path
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     code = (
-        "import sys, pathlib; from fedrc_flwr.simulation import find_app; "
+        "import sys, pathlib; from fedrc_flwr.flower import find_app; "
         "print(find_app(pathlib.Path(sys.argv[1])))"
     )
     environment = {**os.environ, "PYTHONPATH": str(installed), "FLWR_HOME": str(tmp_path / "home")}

@@ -193,7 +193,7 @@ def test_a_record_whose_noise_drowned_everything_has_uniform_weights():
 def test_the_prior_is_uniform_before_the_first_report():
     state = server([None, None], clusters=(0, 1))
 
-    np.testing.assert_allclose(state.label_prior(0.1, classes=4), np.full((2, 4), 0.25))
+    np.testing.assert_allclose(state.label_prior(classes=4), np.full((2, 4), 0.25))
 
 
 def test_the_prior_of_two_clusters_and_three_labels_by_hand():

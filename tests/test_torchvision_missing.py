@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.data.corruptions import corrupt
 from fedrc_flwr.data.scenario import Scenario
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.models import build_model
+from fedrc_flwr.models import ModelSettings, build_model
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", ["mobilenet-v2", "resnet18"])
 def test_a_network_of_torchvisions_says_what_is_missing(model: str) -> None:
     with pytest.raises(ConfigError, match=f"{model}.*needs torchvision"):
-        build_model(load_config({"model": model}), (3, 32, 32), 10, 0)
+        build_model(ModelSettings(network=model), (3, 32, 32), 10, 0)
 
 
 @pytest.mark.parametrize("style", ["gaussian_blur", "zoom_blur", "snow"])
@@ -38,10 +38,10 @@ def test_a_corruption_through_torchvision_says_what_is_missing(style: str) -> No
 
 @pytest.mark.parametrize("settings", [{}, {"scenario": "digits-edge"}])
 def test_digits_need_none_of_it(settings: dict[str, Any]) -> None:
-    config = load_config({"corrupted-shares": "1,1,1", **settings})
-    scenario = Scenario(config)
+    config = load_config({"data.corrupted-shares": "1,1,1", **settings})
+    scenario = Scenario(config.data, config.seed)
 
     clients = [scenario.client(index) for index in range(len(scenario))]
 
     assert len(clients) == scenario.clients + scenario.observers
-    build_model(config, scenario.input_shape, scenario.classes, 0)
+    build_model(config.model, scenario.input_shape, scenario.classes, 0)

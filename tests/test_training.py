@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,27 +7,20 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_of import configured
 from torch import nn
 from torch.nn import functional
 
-from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import ClientRuntime
+from fedrc_flwr.algorithms.step import ClientRuntime
 from fedrc_flwr.bank import ModelBank
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import build_algorithm
 from fedrc_flwr.data.scenario import Scenario
+from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.sgd import LocalSettings, active_clusters, decorrelation
 from fedrc_flwr.state import ClientRecord, ClientState
-from fedrc_flwr.training import (
-    LocalSettings,
-    accuracy,
-    decorrelation,
-    log_probabilities,
-    losses_of,
-    mix,
-    score,
-    train,
-)
+from fedrc_flwr.training import accuracy, log_probabilities, losses_of, mix, score, train
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -61,8 +55,123 @@ def bank_of(models, **options):
     return bank
 
 
+def sgd(epochs, batch_size, learning_rate, momentum=0.0, skip_below=0.0, **terms):
+    """Settings of plain SGD on all samples, but for what is asked for."""
+    return LocalSettings(
+        epochs, batch_size, learning_rate, momentum, skip_below=skip_below, **terms
+    )
+
+
 def column(responsibilities, k):
     return torch.from_numpy(responsibilities[:, k]).float()
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "epochs"),
+    [
+        (1, 16, 5),  # never less than 16 a step, never more than 5 epochs
+        (64, 16, 5),  # 20 * 16 / 64 = 5
+        (100, 16, 3),  # 320 / 100 = 3.2
+        (200, 16, 2),  # 200 / 20 = 10, and 320 / 200 = 1.6
+        (320, 16, 1),  # 320 / 20 = 16
+        (639, 16, 1),  # 31.95 is not yet 32, and 320 / 639 = 0.501
+        (640, 32, 1),
+        (1000, 32, 1),  # 50 lies between 32 and 64, and 640 / 1000 = 0.64
+        (1280, 64, 1),
+        (2559, 64, 1),  # 127.95
+        (2560, 128, 1),
+        (100_000, 128, 1),  # never more than 128 a step, never less than an epoch
+    ],
+)
+def test_batch_size_and_epochs_by_the_clients_size(samples, batch_size, epochs):
+    chosen = LocalSettings().for_samples(samples)
+
+    assert (chosen.batch_size, chosen.epochs) == (batch_size, epochs)
+
+
+@pytest.mark.parametrize(
+    ("given_epochs", "given_batch", "samples", "epochs", "batch_size"),
+    [
+        (3, 0, 1000, 3, 32),
+        (0, 50, 250, 4, 50),  # 20 * 50 / 250
+        (0, 50, 2000, 1, 50),
+        (0, 1, 10, 2, 1),  # a batch size that is given may be below 16
+        (0, 1000, 100, 5, 1000),  # and above 128
+        (9, 7, 1000, 9, 7),
+    ],
+)
+def test_what_is_given_of_batch_size_and_epochs_stays(
+    given_epochs, given_batch, samples, epochs, batch_size
+):
+    chosen = LocalSettings(given_epochs, given_batch).for_samples(samples)
+
+    assert (chosen.epochs, chosen.batch_size) == (epochs, batch_size)
+
+
+def test_all_other_settings_stay_whatever_the_size():
+    settings_of_run = LocalSettings(
+        0, 0, 0.3, 0.5, weight_decay=0.1, prox_mu=0.2, decorr_beta=0.4, skip_below=0.01,
+        skip_cluster_below=0.2,
+    )  # fmt: skip
+
+    chosen = settings_of_run.for_samples(320)
+
+    assert chosen == replace(settings_of_run, epochs=1, batch_size=16)
+
+
+def test_an_algorithm_trains_each_client_by_its_size():
+    algorithm = build_algorithm(configured(epochs=0, batch_size=0))
+
+    small, large = (algorithm.local_settings(samples) for samples in (100, 2560))
+
+    assert (small.batch_size, small.epochs) == (16, 3)
+    assert (large.batch_size, large.epochs) == (128, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings_of_run", "expected"),
+    [
+        # 0.1 / 4 of an even share is 0.025: cluster 1, with 0.02, is below it, cluster 3 is empty
+        (LocalSettings(), [0, 2]),
+        (LocalSettings(skip_cluster_below=0.08), [0, 1, 2]),  # 0.02 is not below 0.02
+        (LocalSettings(skip_cluster_below=0.0), [0, 1, 2]),
+        # Cluster 1 has no responsibility above 0.04
+        (LocalSettings(skip_cluster_below=0.0, skip_below=0.04), [0, 1, 2]),
+        (LocalSettings(skip_cluster_below=0.0, skip_below=0.05), [0, 2]),
+        # An empty cluster is left out even without thresholds
+        (LocalSettings(skip_cluster_below=0.0, skip_below=0.0), [0, 1, 2]),
+        (LocalSettings(skip_cluster_below=0.5), [0, 2]),  # 0.125
+    ],
+)
+def test_active_clusters_of_two_samples_by_hand(settings_of_run, expected):
+    # The clusters' means are 0.5, 0.02, 0.48 and 0
+    weights = np.array([[0.96, 0.04, 0.0, 0.0], [0.04, 0.0, 0.96, 0.0]])
+
+    assert active_clusters(weights, settings_of_run) == expected
+
+
+def test_one_sample_among_many_does_not_make_its_cluster_active():
+    # 1 of 100 samples is 0.01, where 0.1 / 2 is asked for
+    weights = np.repeat([[1.0, 0.0]], 100, axis=0)
+    weights[7] = 0.0, 1.0
+
+    assert active_clusters(weights, LocalSettings()) == [0]
+    assert active_clusters(weights, LocalSettings(skip_cluster_below=0.02)) == [0, 1]
+
+
+@pytest.mark.parametrize(("clusters", "refused"), [(9, False), (10, True), (11, True)])
+def test_a_threshold_that_an_undecided_client_falls_below_is_refused(clusters, refused):
+    # 0.1 is less than 1 / 9 and no less than 1 / 10
+    keys = {"skip_below": 0.1, "clusters": clusters}
+
+    if refused:
+        with pytest.raises(ConfigError, match=r"local\.skip-below = 0\.1: expected less than"):
+            configured(**keys)
+    else:
+        assert configured(**keys).local.skip_below == 0.1
 
 
 # --- local training of several models ------------------------------------------------------------
@@ -83,7 +192,7 @@ def test_training_all_models_is_the_same_as_torchs_sgd_on_each_of_them(client, v
     # Prepare: 23 samples in batches of 6, so that the last one has 5
     inputs, labels, responsibilities = client
     models = [network(k) for k in range(3)]
-    settings_of_run = LocalSettings(epochs, 6, learning_rate=0.2, **VARIANTS[variant])
+    settings_of_run = sgd(epochs, 6, learning_rate=0.2, **VARIANTS[variant])
     rng = np.random.default_rng(11)
 
     # Execute
@@ -106,7 +215,7 @@ def test_training_all_models_is_the_same_as_torchs_sgd_on_each_of_them(client, v
 def test_a_cluster_without_a_sample_in_a_batch_rolls_on_by_its_momentum(client):
     # Prepare: the first batch is all cluster 0's, the second one cluster 1's
     inputs, labels, _ = (part[:8] for part in client)
-    local = LocalSettings(1, 4, learning_rate=0.2, momentum=0.5, skip_below=0.1)
+    local = sgd(1, 4, learning_rate=0.2, momentum=0.5, skip_below=0.1)
     order = np.random.default_rng(3).permutation(8)
     responsibilities = np.zeros((8, 2))
     responsibilities[order[:4], 0] = responsibilities[order[4:], 1] = 1.0
@@ -129,7 +238,7 @@ def test_a_last_batch_of_one_sample_is_trained_without_a_correlation_of_features
     # Prepare: 7 samples in batches of 6
     inputs, labels, responsibilities = (part[:7] for part in client)
     model = network(0)
-    with_term = LocalSettings(1, 6, 0.2, decorr_beta=0.5)
+    with_term = sgd(1, 6, 0.2, decorr_beta=0.5)
 
     # Execute
     deltas = train(
@@ -156,7 +265,7 @@ def test_a_client_with_one_sample_takes_one_step(client):
         labels,
         responsibilities,
         [0],
-        LocalSettings(1, 128, 0.2),
+        sgd(1, 128, 0.2),
         np.random.default_rng(1),
     )
 
@@ -182,7 +291,7 @@ def test_inactive_clusters_are_neither_trained_nor_reported(client):
         labels,
         responsibilities,
         [0, 2],
-        LocalSettings(1, 8, 0.2),
+        sgd(1, 8, 0.2),
         np.random.default_rng(1),
     )
 
@@ -197,9 +306,7 @@ def test_training_nobody_changes_nothing_and_draws_nothing(client):
     rng = np.random.default_rng(1)
 
     # Execute
-    deltas = train(
-        bank_of([network(0)]), inputs, labels, responsibilities, [], LocalSettings(1, 8, 0.2), rng
-    )
+    deltas = train(bank_of([network(0)]), inputs, labels, responsibilities, [], sgd(1, 8, 0.2), rng)
 
     # Assert
     assert deltas.clusters == {}
@@ -210,7 +317,7 @@ def test_training_nobody_changes_nothing_and_draws_nothing(client):
 def test_momentum_does_not_outlive_a_round(client):
     # Prepare: the same bank trained before, and a fresh one
     inputs, labels, responsibilities = client
-    models, local = [network(0)], LocalSettings(1, 8, 0.2, momentum=0.9)
+    models, local = [network(0)], sgd(1, 8, 0.2, momentum=0.9)
     used, fresh = bank_of(models), bank_of(models)
     train(used, inputs, labels, responsibilities, [0], local, np.random.default_rng(1))
     used.load([to_vector(models[0])], None)
@@ -228,7 +335,7 @@ def test_momentum_does_not_outlive_a_round(client):
 def test_a_client_without_part_in_a_cluster_does_not_pull_at_it(client):
     # Prepare: no responsibility, but every penalty there is
     inputs, labels, _ = client
-    penalties = LocalSettings(1, 8, 0.2, 0.9, weight_decay=0.3, prox_mu=0.5, decorr_beta=0.5)
+    penalties = sgd(1, 8, 0.2, 0.9, weight_decay=0.3, prox_mu=0.5, decorr_beta=0.5)
 
     # Execute
     deltas = train(
@@ -261,7 +368,7 @@ def test_a_shared_bodys_gradient_is_the_sum_over_the_clusters(client):
         labels,
         responsibilities,
         [0, 1, 2],
-        LocalSettings(1, SAMPLES, 0.2),
+        sgd(1, SAMPLES, 0.2),
         np.random.default_rng(1),
     )
 
@@ -284,7 +391,7 @@ def test_training_with_a_shared_body_is_the_same_as_torchs_sgd_on_the_summed_obj
     models = [network(k) for k in range(2)]
     shares = responsibilities[:, :2]
     bank = bank_of(models, shared_body=True)
-    local = LocalSettings(2, 6, 0.2, 0.9, weight_decay=0.1, prox_mu=0.3, decorr_beta=0.2)
+    local = sgd(2, 6, 0.2, 0.9, weight_decay=0.1, prox_mu=0.3, decorr_beta=0.2)
 
     # Execute
     deltas = train(bank, inputs, labels, shares, [0, 1], local, np.random.default_rng(4))
@@ -338,7 +445,7 @@ def test_running_statistics_of_batch_norm_travel_in_the_update(client):
         labels,
         responsibilities,
         [0],
-        LocalSettings(1, 5, 0.2, 0.9),
+        sgd(1, 5, 0.2, 0.9),
         np.random.default_rng(3),
     )
 
@@ -372,7 +479,7 @@ def test_batch_norms_counter_stays_an_integer_that_no_broadcast_touches(client):
         labels,
         responsibilities,
         [0],
-        LocalSettings(1, 8, 0.2),
+        sgd(1, 8, 0.2),
         np.random.default_rng(3),
     )
     bank.load([to_vector(model)], None)
@@ -403,30 +510,22 @@ def test_scoring_uses_the_running_statistics_and_leaves_them(client):
 # --- skipping ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["skip-below", "skip-cluster-below"])
+@pytest.mark.parametrize("key", ["skip_below", "skip_cluster_below"])
 def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold(key):
     # Prepare: a client of the digits whose weight for cluster 1 is 2e-4
     def aggregate(threshold):
-        config = load_config(
-            {
-                "clients": 4,
-                "samples-per-client": 60,
-                "clusters": 2,
-                "hidden": 16,
-                "batch-size": 16,
-                "annealing-rounds": 0,
-                "skip-below": 0.0,
-                "skip-cluster-below": 0.0,
-                key: threshold,
-            }
-        )
-        data, algorithm = Scenario(config).client(0), build_algorithm(config)
-        models = [build_model(config, (8, 8), 10, seed) for seed in (1, 2)]
+        thresholds = {"skip_below": 0.0, "skip_cluster_below": 0.0, key: threshold}
+        config = configured(
+            clients=4, samples_per_client=60, clusters=2, hidden=16, epochs=3, batch_size=16,
+            **{"local.learning-rate": 0.1}, **thresholds,
+        )  # fmt: skip
+        data, algorithm = Scenario(config.data, config.seed).client(0), build_algorithm(config)
+        models = [build_model(config.model, (8, 8), 10, seed) for seed in (1, 2)]
         state = algorithm.initial_state(models)
         state.clients["one"] = ClientRecord("train", len(data.fit))
-        bank = ModelBank([build_model(config, (8, 8), 10, 0) for _ in range(2)], CPU)
+        bank = ModelBank([build_model(config.model, (8, 8), 10, 0) for _ in range(2)], CPU)
         runtime = ClientRuntime(
-            config, bank, data.fit, data.test, 10, 0.0, np.random.default_rng(2), "train"
+            "one", "train", bank, data.fit, data.test, 10, 0.0, np.random.default_rng(2)
         )
         remembered = ClientState(0, (0, 1), np.array([1 - 2e-4, 2e-4]))
 
@@ -461,7 +560,7 @@ def test_training_on_from_the_e_steps_pass_is_training_anew(
     # Prepare: with 0.3 less than two thirds of the first batch are left, with 0.05 more
     inputs, labels, responsibilities = client
     models = [network(k) for k in range(3)]
-    local = LocalSettings(2, batch_size, 0.2, momentum=0.9, prox_mu=0.3, skip_below=skip_below)
+    local = sgd(2, batch_size, 0.2, momentum=0.9, prox_mu=0.3, skip_below=skip_below)
     bank = bank_of(models, shared_body=shared_body)
     rng = np.random.default_rng(11)
 
@@ -488,7 +587,7 @@ def test_a_network_that_behaves_otherwise_in_training_is_passed_through_again(cl
     rng = np.random.default_rng(1)
 
     # Execute
-    scores, first_pass = score(bank_of([model]), inputs, 1, LocalSettings(1, 8, 0.2), rng)
+    scores, first_pass = score(bank_of([model]), inputs, 1, sgd(1, 8, 0.2), rng)
 
     # Assert: scored without dropout, and the batches are still to be drawn
     assert first_pass is None
@@ -519,7 +618,7 @@ def test_losses_agree_with_one_sample_and_one_model_at_a_time(client, shared_bod
 
 
 def test_scoring_more_samples_than_a_batch_holds_gives_each_its_own_row():
-    # Prepare: 1,500 samples, scored 1,024 at a time
+    # Prepare: 1,500 samples, scored 256 at a time
     model = network(0)
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(1500, 2, 2))).float()
 
@@ -634,7 +733,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_parameters_in_float32():
     exact, mixed = bank(False), bank(True)
     inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(16) % 3
-    settings = LocalSettings(epochs=1, batch_size=8, learning_rate=0.1)
+    settings = sgd(epochs=1, batch_size=8, learning_rate=0.1)
 
     # Execute
     one = log_probabilities(exact, inputs, 1)

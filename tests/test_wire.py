@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
-from fedrc_flwr.algorithms.base import Broadcast, Reply
+from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
+from fedrc_flwr.arrays import VectorArray
+from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.state import Membership
-from fedrc_flwr.wire import Enrolment
 
 CLASSES = 3
 SIZE = 5
@@ -31,7 +32,9 @@ PARAMETERS = 3  # the rest of a network's numbers are running statistics
 ROLES = ("train", "observe")
 
 
-def make_broadcast(body: bool = False, merged: dict[int, int] | None = None) -> Broadcast:
+def make_broadcast(
+    body: bool = False, merged: dict[int, int] | None = None, phase: Phase | None = None
+) -> Broadcast:
     rng = np.random.default_rng(0)
     return Broadcast(
         round=4,
@@ -41,7 +44,7 @@ def make_broadcast(body: bool = False, merged: dict[int, int] | None = None) -> 
         parameters=PARAMETERS,
         body_parameters=8,
         label_prior=rng.random((2, CLASSES)),
-        exponent=0.1 + 0.2,
+        phase=phase or Phase(exponent=0.1 + 0.2),
     )
 
 
@@ -128,7 +131,7 @@ def npy(values: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("vector", [np.arange(5, dtype=np.float32), np.zeros(0, dtype=np.float32)])
 def test_a_network_travels_as_flower_would_pack_it(vector):
-    packed, flowers = wire.VectorArray(vector), Array(vector)
+    packed, flowers = VectorArray(vector), Array(vector)
 
     assert (packed.dtype, packed.shape, packed.stype) == (
         flowers.dtype,
@@ -252,7 +255,7 @@ def test_a_large_variance_leaves_the_parameters_their_digits_in_half_precision()
         ("missing", "has no 'cluster-7-statistics'"),
         ("longer", "has shape"),
         ("not finite", "NaN or infinity"),
-        ("alone", "'cluster-7-statistics' is of no cluster that was sent"),
+        ("alone", "'cluster-7-statistics' does not belong to any cluster"),
     ],
 )
 def test_statistics_that_do_not_fit_are_refused(change, words):
@@ -264,7 +267,7 @@ def test_statistics_that_do_not_fit_are_refused(change, words):
         del deltas["cluster-7-statistics"]
     else:
         numbers = {"longer": [1, 2, 3], "not finite": [1, math.nan]}[change]
-        deltas["cluster-7-statistics"] = wire.VectorArray(np.float32(numbers))
+        deltas["cluster-7-statistics"] = VectorArray(np.float32(numbers))
 
     with pytest.raises(WireError, match=words):
         decode(content)
@@ -285,9 +288,7 @@ def test_half_precision_without_a_sane_scale_is_refused(scale):
     reply = make_reply(positions=(1,))
     content = wire.encode_reply(reply, make_broadcast(), half=True)
     name, array = next(iter(content.array_records["deltas"].items()))
-    content.array_records["deltas"][name] = wire.VectorArray(
-        np.full(array.shape, 9, dtype=np.float16)
-    )
+    content.array_records["deltas"][name] = VectorArray(np.full(array.shape, 9, dtype=np.float16))
     if scale is None:
         del content.config_records["reply"][f"scale-{name}"]
     else:
@@ -306,6 +307,16 @@ def test_broadcast_arrives_as_it_was_sent(body: bool, merged: dict[int, int]) ->
     arrived = wire.decode_broadcast(travel(wire.encode_broadcast(sent, "layout")), "layout")
 
     assert_same(arrived, sent)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("prior", [True, False])
+def test_what_a_round_is_arrives_with_the_broadcast(pooled: bool, prior: bool) -> None:
+    phase = Phase(0.1 + 0.2, pooled, prior)
+
+    content = travel(wire.encode_broadcast(make_broadcast(phase=phase), "layout"))
+
+    assert_same(wire.decode_broadcast(content, "layout").phase, phase)
 
 
 def test_an_addressed_broadcast_tells_one_client_its_cluster_and_shares_the_arrays() -> None:
@@ -534,8 +545,11 @@ def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: i
         (with_config(releases=1.5), ("releases 1.5",)),
         (with_config(releases=-1), ("releases -1",)),
         (without("reply", "releases"), ("releases None",)),
-        (with_array("deltas", "cluster-0", Array(GOOD_DELTA)), ("'cluster-0'", "no cluster")),
-        (with_array("deltas", "body", Array(GOOD_DELTA)), ("'body'", "no cluster")),
+        (
+            with_array("deltas", "cluster-0", Array(GOOD_DELTA)),
+            ("'cluster-0'", "any cluster that was sent"),
+        ),
+        (with_array("deltas", "body", Array(GOOD_DELTA)), ("'body'", "any cluster that was sent")),
         (without("statistics", "label-counts"), ("label-counts",)),
         (without("statistics", "cross-losses"), ("cross-losses",)),
         (without("metrics", "loss"), ("lacks the metric 'loss'",)),

@@ -9,23 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from settings_of import configured
 from torch.nn import functional
 
-from fedrc_flwr.algorithms import build_algorithm
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import load_dataset
 from fedrc_flwr.layout import count_parameters, fingerprint, to_vector
 from fedrc_flwr.models import SplitModel, build_model
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
-SETTINGS = {"scenario": "digits", "clusters": 3, "annealing-rounds": 0, "hidden": 32}
-
 
 def run_config(**settings: Any) -> RunConfig:
-    return load_config({**SETTINGS, **{k.replace("_", "-"): v for k, v in settings.items()}})
+    return configured(**{"scenario": "digits", "hidden": 32, **settings})
 
 
 def drawn_checkpoint(
@@ -33,13 +30,16 @@ def drawn_checkpoint(
 ) -> Checkpoint:
     """Random networks and random label counts."""
     config = run_config(**settings)
-    models = [build_model(config, input_shape, classes, seed=k) for k in range(config.clusters)]
-    state = build_algorithm(config).initial_state(models)
+    algorithm = build_algorithm(config)
+    models = [
+        build_model(config.model, input_shape, classes, seed=k) for k in range(algorithm.models)
+    ]
+    state = algorithm.initial_state(models)
     rng = np.random.default_rng(3)
-    counts = rng.uniform(1, 30, (config.clusters, classes))
+    counts = rng.uniform(1, 30, (len(models), classes))
     record = ClientRecord("train", 40, label_counts=counts)
     state = replace(state, round=7, clients={"client-00": record})
-    layout = fingerprint(models[0], config.shared_body)
+    layout = fingerprint(models[0], algorithm.shared_body)
     return Checkpoint(state, config.to_dict(), input_shape, classes, layout)
 
 
@@ -71,7 +71,7 @@ def concept_checkpoint() -> Checkpoint:
 
 
 def _fitted(config: RunConfig, inputs: np.ndarray, labels: np.ndarray) -> SplitModel:
-    model = build_model(config, (8, 8), 10, seed=1)
+    model = build_model(config.model, (8, 8), 10, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     x, y = torch.from_numpy(inputs), torch.from_numpy(labels)
     rng = np.random.default_rng(0)

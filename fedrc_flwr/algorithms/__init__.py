@@ -1,40 +1,26 @@
-"""The algorithms by name."""
+"""The algorithms by name: every class with a ``name`` in a module of this package."""
 
 from __future__ import annotations
 
-from fedrc_flwr.algorithms.apfl import APFL
+import importlib
+import pkgutil
+
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
-from fedrc_flwr.algorithms.cfl import CFL
-from fedrc_flwr.algorithms.fedavg import FedAvg
-from fedrc_flwr.algorithms.fedem import FedEM
-from fedrc_flwr.algorithms.fedrc import FedRC
-from fedrc_flwr.algorithms.fedsoft import FedSoft
-from fedrc_flwr.algorithms.fesem import FeSEM
-from fedrc_flwr.algorithms.ifca import IFCA
-from fedrc_flwr.algorithms.local import Local
-from fedrc_flwr.algorithms.pfedme import PFedMe
-from fedrc_flwr.algorithms.terms import FedDecorr, FedProx
-from fedrc_flwr.config import RunConfig
 
-ALGORITHMS: dict[str, type[ClusteredAlgorithm]] = {
-    cls.name: cls
-    for cls in (
-        FedRC,
-        FedEM,
-        IFCA,
-        FeSEM,
-        CFL,
-        FedSoft,
-        FedAvg,
-        FedProx,
-        FedDecorr,
-        Local,
-        PFedMe,
-        APFL,
-    )
-}
+#: Listed first in tables and help texts.
+FIRST = ("fedrc", "fedem", "ifca", "fesem", "cfl", "fedsoft", "fedavg")
 
 
-def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
-    """The configured algorithm."""
-    return ALGORITHMS[config.algorithm](config)
+def _found() -> dict[str, type[ClusteredAlgorithm]]:
+    classes: dict[str, type[ClusteredAlgorithm]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, ClusteredAlgorithm):
+                own = value.__module__ == module.__name__ and "name" in vars(value)
+                classes |= {value.name: value} if own else {}
+    order = [*(name for name in FIRST if name in classes), *sorted(classes)]
+    return {name: classes[name] for name in dict.fromkeys(order)}
+
+
+ALGORITHMS: dict[str, type[ClusteredAlgorithm]] = _found()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, local_settings
 from fedrc_flwr.algorithms.fedavg import FedAvg
-from fedrc_flwr.algorithms.local import PERSONAL
+from fedrc_flwr.algorithms.local_only import PERSONAL
+from fedrc_flwr.algorithms.messages import Broadcast
+from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector, as_tensor
+from fedrc_flwr.settings import key
+from fedrc_flwr.sgd import descend, momentum_step, proximal_pull
 from fedrc_flwr.state import ClientState
 from fedrc_flwr.training import batch_gradients
 
 ALPHA = "alpha"
+
+
+@dataclass(frozen=True)
+class APFLSettings(AlgorithmSettings):
+    """Settings of APFL."""
+
+    alpha: float = key(0.5, "The personal model's share at the start.", low=0.0, high=1.0)
+    adaptive: bool = key(True, "Let the share follow the loss.")
 
 
 class APFL(FedAvg):
@@ -28,41 +39,41 @@ class APFL(FedAvg):
     """
 
     name = "apfl"
+    title = "APFL"
+    Settings = APFLSettings
+    settings: APFLSettings
+    is_personal = True
 
     def maximisation(
-        self,
-        broadcast: Broadcast,
-        state: ClientState,
-        client: ClientRuntime,
-        responsibilities: Floats,
+        self, step: Step, responsibilities: Floats
     ) -> tuple[dict[int, Vector], ClientState]:
         """Both networks over the same batches."""
-        config, bank = self.config, client.bank
+        broadcast, client, state = step.broadcast, step.client, step.state
+        bank = client.bank
         bank.load(broadcast.models, None)
         network = bank.units[0]
         count = network.parameter_count
         start = network.vector.clone()
         shared = start.clone()
         own = as_tensor(state.vectors.get(PERSONAL, broadcast.models[0])).to(bank.device, copy=True)
-        alpha = state.numbers.get(ALPHA, config.apfl_alpha)
+        alpha = state.numbers.get(ALPHA, self.settings.alpha)
         velocities = [torch.zeros_like(network.trainable) for _ in range(2)]
         inputs, labels = client.tensors(client.fit)
-        settings = local_settings(config)
+        settings = self.local_settings(len(client.fit))
         batches = batch_gradients(bank, inputs, labels, settings, client.rng)
         for number, gradient in enumerate(batches):
             network.vector.copy_(shared)
-            at_shared = gradient() + config.prox_mu * (shared - start)[:count]
+            at_shared = gradient() + proximal_pull((shared - start)[:count], settings)
             shared[count:] = network.vector[count:]
             network.vector.copy_(alpha * own + (1 - alpha) * shared)
             at_mixture = gradient()
             own[count:] = network.vector[count:]
             difference = own[:count] - shared[:count]
-            _step(shared[:count], velocities[0], at_shared, config.momentum, config.learning_rate)
-            _step(own[:count], velocities[1], alpha * at_mixture, config.momentum,
-                  config.learning_rate)  # fmt: skip
-            if number == 0 and config.apfl_adaptive:
+            momentum_step(shared[:count], velocities[0], at_shared, settings)
+            momentum_step(own[:count], velocities[1], alpha * at_mixture, settings)
+            if number == 0 and self.settings.adaptive:
                 slope = float(difference @ at_mixture)
-                alpha = float(np.clip(alpha - config.learning_rate * slope, 0.0, 1.0))
+                alpha = float(np.clip(descend(alpha, slope, settings), 0.0, 1.0))
         update = shared.cpu().numpy() - broadcast.models[0]
         kept = {PERSONAL: own.cpu().numpy()}
         return {0: update}, replace(state, vectors=kept, numbers={ALPHA: alpha})
@@ -74,10 +85,3 @@ class APFL(FedAvg):
         alpha = state.numbers[ALPHA]
         mixture = alpha * state.vectors[PERSONAL] + (1 - alpha) * broadcast.models[0]
         return mixture.astype(np.float32)
-
-
-def _step(
-    parameters: Tensor, velocity: Tensor, gradient: Tensor, momentum: float, rate: float
-) -> None:
-    velocity.mul_(momentum).add_(gradient)
-    parameters.sub_(velocity, alpha=rate)

@@ -2,66 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 
-from fedrc_flwr.algorithms.base import (
-    Broadcast,
-    ClientRuntime,
-    Reply,
-    RoundReport,
-    RoundResult,
-)
 from fedrc_flwr.algorithms.ifca import IFCA
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundReport, RoundResult
+from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.algorithms.step import ClientRuntime, Step
+from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.models import SplitModel
+from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
 
 SCALE = "update-scale"
 
 
+@dataclass(frozen=True)
+class CFLSettings(AlgorithmSettings):
+    """Settings of CFL."""
+
+    clusters: int = key(3, "Largest number of clusters.", low=1, high=500)
+    eps1: float = key(
+        0.4,
+        "A cluster is split when the norm of its mean update is below this share of the mean norm "
+        "of the clients' updates in round 1,",
+        above=0.0,
+    )
+    eps2: float = key(0.6, "the norm of one member's update is above this share of it,", above=0.0)
+    warmup: int = key(10, "and this many rounds have passed.", low=0, rounds=True)
+
+    def models(self) -> int:
+        """The largest number; the run starts with one."""
+        return self.clusters
+
+
 class CFL(IFCA):
-    """One cluster at the start; the server says who belongs where; ``clusters`` is the limit.
+    """Starts with one cluster; the server assigns clients; ``clusters`` is the limit.
 
     The two thresholds are shares of the mean norm of the clients' updates in the first round, which
-    calibrates them to any network and learning rate. Norms and similarities are those of parameters
-    alone; BatchNorm's running statistics have no part in them. To compare updates the server holds
-    those of a round's clients at once: the one algorithm whose memory grows with them. A client
-    that was not there when its cluster was split, or comes for the first time, takes the cluster
-    with the smallest loss.
+    calibrates them to any network and learning rate. Norms and similarities use parameters only,
+    not BatchNorm's running statistics. To compare updates, the server holds those of all clients of
+    a round, so this is the only algorithm whose memory grows with the number of clients. A client
+    that was absent when its cluster was split, or is new, takes the cluster with the smallest loss.
     """
 
     name = "cfl"
-
-    def __init__(self, config: RunConfig) -> None:
-        # Clusters grow here; what removes or merges them has no place.
-        super().__init__(replace(config, adaptive=False, merge=False))
+    title = "CFL"
+    Settings: ClassVar[type[AlgorithmSettings]] = CFLSettings
+    settings: CFLSettings
 
     # --- client half -----------------------------------------------------------------------------
 
-    def expectation(
-        self,
-        losses: Floats,
-        labels: Labels,
-        broadcast: Broadcast,
-        state: ClientState,
-        rng: np.random.Generator,
-    ) -> tuple[Floats, ClientState]:
+    def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """All samples to the cluster that the server named."""
-        if broadcast.assigned < 0:
-            return super().expectation(losses, labels, broadcast, state, rng)
-        weights = _alone(broadcast)
-        responsibilities = np.repeat(weights[None, :], len(losses), axis=0)
-        return responsibilities, replace(state, mixture_weights=weights)
+        if step.broadcast.assigned < 0:
+            return super().expectation(step)
+        return step.everywhere(_alone(step.broadcast))
 
     def evaluate(
         self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
     ) -> dict[str, float]:
-        """A client that was put into a new cluster is judged there at once."""
+        """A client that was moved to a new cluster is evaluated there right away."""
         if state is not None and broadcast.assigned >= 0:
             clusters = broadcast.membership.clusters
             state = replace(state, clusters=clusters, mixture_weights=_alone(broadcast))
@@ -79,12 +84,12 @@ class CFL(IFCA):
         return -1 if record is None else record.cluster
 
     def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
-        """Keep the update until all are there."""
+        """Keep the update until all have arrived."""
         super().receive(state, result, name, replace(reply, deltas={}))
         record, chosen = result.records[name], -1
         for position, delta in reply.deltas.items():
             chosen = state.clusters[position]
-            # A copy, since the round's messages must not be kept: see wire.VectorArray.
+            # A copy, since the round's messages must not be kept: see arrays.VectorArray.
             result.updates[name] = delta.copy()
         result.records[name] = replace(record, cluster=chosen)
 
@@ -101,7 +106,8 @@ class CFL(IFCA):
             state = replace(state, numbers={**state.numbers, SCALE: scale})
         for cluster in state.clusters:
             members = sorted(n for n in norms if result.records[n].cluster == cluster)
-            if round_number > self.config.cfl_warmup and len(state.clusters) < self.config.clusters:
+            room = len(state.clusters) < self.settings.clusters
+            if round_number > self.settings.warmup and room:
                 state = self._split_if_due(state, result, cluster, members, norms)
         for name, update in result.updates.items():
             record = result.records[name]
@@ -118,7 +124,7 @@ class CFL(IFCA):
     ) -> ServerState:
         updates = [result.updates[name][: state.parameters] for name in members]
         samples = np.array([result.records[name].samples for name in members], dtype=np.float64)
-        limits = (self.config.cfl_eps1, self.config.cfl_eps2)
+        limits = (self.settings.eps1, self.settings.eps2)
         thresholds = [share * state.numbers.get(SCALE, 0.0) for share in limits]
         if len(members) < 2 or not due(updates, samples, *thresholds):
             return state
@@ -126,7 +132,7 @@ class CFL(IFCA):
         new = max(state.clusters) + 1
         for name in second:
             result.records[name] = replace(result.records[name], cluster=new)
-        # Who was not there to be compared chooses anew.
+        # A client that was absent chooses again.
         absent = {
             name: replace(record, cluster=-1)
             for name, record in state.clients.items()
@@ -152,7 +158,7 @@ class CFL(IFCA):
 
 
 def due(updates: list[Vector], samples: Floats, eps1: float, eps2: float) -> bool:
-    """Whether the cluster as a whole has come to rest while some member still pulls."""
+    """Whether the cluster as a whole has converged while some member has not."""
     mean = np.average(updates, axis=0, weights=samples)
     largest = max(float(np.linalg.norm(update.astype(np.float64))) for update in updates)
     return bool(np.linalg.norm(mean) < eps1 and largest > eps2)
@@ -161,9 +167,9 @@ def due(updates: list[Vector], samples: Floats, eps1: float, eps2: float) -> boo
 def bipartition(updates: list[Vector]) -> np.ndarray:
     """Which of at least two clients leave, (n,); the group of the first client stays.
 
-    The two groups are those whose largest cosine similarity across is smallest, as Sattler et al.
-    ask for. Single linkage finds them: its last step joins the two groups that are farthest apart
-    by their nearest members.
+    The two groups minimise the largest cosine similarity across them, as in Sattler et al. Single
+    linkage finds them: its last step joins the two groups that are farthest apart by their nearest
+    members.
     """
     stacked = np.stack(updates).astype(np.float64)
     lengths = np.linalg.norm(stacked, axis=1, keepdims=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from fedrc_flwr.algorithms.base import Broadcast
-from fedrc_flwr.algorithms.fedrc import FedRC
-from fedrc_flwr.em import Floats
+from dataclasses import replace
+
+from fedrc_flwr.algorithms.fedrc import FedRC, FedRCSettings
+from fedrc_flwr.algorithms.messages import Phase
 
 
 class FedEM(FedRC):
     """Responsibilities follow the likelihood alone."""
 
     name = "fedem"
+    title = "FedEM"
+    Settings = FedRCSettings
 
-    def label_prior(self, broadcast: Broadcast) -> Floats | None:
-        """None: FedEM does not correct for labels."""
-        return None
+    def phase(self, round_number: int) -> Phase:
+        """FedEM does not correct for labels."""
+        return replace(super().phase(round_number), prior=False)

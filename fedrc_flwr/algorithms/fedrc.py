@@ -2,59 +2,118 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedrc_flwr import em
-from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm
+from fedrc_flwr.adaptive import AdaptiveSettings
+from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.messages import Broadcast, Phase
+from fedrc_flwr.algorithms.settings import ClusterSettings
+from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import AdamMoments, AdamSettings, Floats, Labels
+from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientState
 
 SETTLED = 1e-6  # largest change of a mixture weight at which `assign` stops
+MOST_STEPS = 100  # of `assign`
+
+
+@dataclass(frozen=True)
+class FedRCSettings(ClusterSettings, AdaptiveSettings):
+    """Settings of FedRC."""
+
+    clustering: str = key(
+        "soft",
+        "`soft`; `hard-test` (TeHC): predict with the likeliest cluster alone; `hard-train` "
+        "(TrHC): each client also trains that cluster alone.",
+        choices=("soft", "hard-test", "hard-train"),
+    )
+    e_step: str = key("plain", "`plain`, or `adam` (FedRC-Adam).", choices=("plain", "adam"))
+    prior_rounds: int = key(
+        0,
+        "Number of rounds in which the E-step divides by the label prior; afterwards it uses the "
+        "likelihood alone. 0: all rounds.",
+        low=0,
+        rounds=True,
+    )
+    annealing_rounds: int = key(
+        0,
+        "Rounds over which the exponent of the E-step grows. 0: no annealing.",
+        low=0,
+        rounds=True,
+    )
+    annealing_start: float = key(0.05, "The exponent in round 1.", above=0.0, high=1.0)
+    annealing_by: str = key(
+        "sample",
+        "`sample`: each sample has its own responsibilities and the exponent grows to 1. `client`: "
+        "during the annealing all samples of a client have the same responsibilities, from the "
+        "mean of their scores, and the exponent grows to `annealing-end`.",
+        choices=("sample", "client"),
+    )
+    annealing_end: float = key(
+        6.0, "What the exponent grows to with `annealing-by = client`.", low=1.0
+    )
+
+    def mode(self) -> str:
+        """As set."""
+        return self.clustering
 
 
 class FedRC(ClusteredAlgorithm):
-    """Clients weigh every sample between the clusters, corrected by the clusters' label prior."""
+    """Clients weight each sample between the clusters, corrected by the clusters' label prior."""
 
     name = "fedrc"
+    title = "FedRC"
+    Settings = FedRCSettings
+    settings: FedRCSettings
     trains_scored = True
 
-    def label_prior(self, broadcast: Broadcast) -> Floats | None:
-        """C_{y,k}, by which the E-step divides; None once the rounds that use it are over."""
-        over = 0 < self.config.prior_rounds < broadcast.round
-        return None if over else broadcast.label_prior
+    @property
+    def adaptation(self) -> AdaptiveSettings | None:
+        """Clusters are removed and merged as set."""
+        return self.settings
 
-    def expectation(
-        self,
-        losses: Floats,
-        labels: Labels,
-        broadcast: Broadcast,
-        state: ClientState,
-        rng: np.random.Generator,
-    ) -> tuple[Floats, ClientState]:
+    def phase(self, round_number: int) -> Phase:
+        """The E-step of a round: annealed at first, and with the label prior while it is used."""
+        settings = self.settings
+        by_client = settings.annealing_by == "client"
+        return Phase(
+            exponent=em.annealing_exponent(
+                round_number,
+                settings.annealing_rounds,
+                settings.annealing_start,
+                settings.annealing_end if by_client else 1.0,
+            ),
+            pooled=by_client and round_number <= settings.annealing_rounds,
+            prior=not 0 < settings.prior_rounds < round_number,
+        )
+
+    def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """One E-step from the client's mixture weights, plain or by FedRC-Adam."""
-        prior, exponent = self.label_prior(broadcast), broadcast.exponent
-        config = self.config
-        annealed = broadcast.round <= config.annealing_rounds
-        if config.annealing_by == "client" and annealed:
-            responsibilities = em.pooled_e_step(losses, prior, labels, exponent)
+        losses, labels, state, phase = step.losses, step.labels, step.state, step.broadcast.phase
+        prior = _label_prior(step.broadcast)
+        if phase.pooled:
+            responsibilities = em.pooled_e_step(losses, prior, labels, phase.exponent)
         else:
-            responsibilities = em.e_step(losses, state.mixture_weights, prior, labels, exponent)
+            responsibilities = em.e_step(
+                losses, state.mixture_weights, prior, labels, phase.exponent
+            )
         moments = None
-        if config.e_step == "adam":
+        if self.settings.e_step == "adam":
             moments = state.moments
             if moments is None or moments.responsibilities.shape != losses.shape:
                 moments = AdamMoments.start(*losses.shape)
-            moments = em.adam_e_step(responsibilities, moments, self._adam())
-            if annealed:
-                # Adam's step has the same size however small the exponent keeps the differences,
-                # so it would undo the annealing. Its moments do follow: from empty ones the first
-                # step would be one of the sign.
+            moments = em.adam_e_step(responsibilities, moments, AdamSettings())
+            if phase.annealed:
+                # Adam's step has the same size however small the exponent makes the differences, so
+                # it would undo the annealing. Its moments are updated all the same: from empty
+                # moments the first step would depend only on the sign.
                 moments = replace(moments, responsibilities=responsibilities)
             responsibilities = moments.responsibilities
         weights = em.update_mixture_weights(responsibilities)
-        kept = responsibilities if config.adaptive and moments is None else None
+        kept = responsibilities if self.settings.removes() and moments is None else None
         return responsibilities, replace(
             state, mixture_weights=weights, moments=moments, responsibilities=kept
         )
@@ -62,15 +121,14 @@ class FedRC(ClusteredAlgorithm):
     def assign(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
         """E-steps on fixed models until the mixture weights settle."""
         weights = np.full(losses.shape[1], 1.0 / losses.shape[1])
-        for _ in range(self.config.assign_steps):
-            responsibilities = em.e_step(losses, weights, self.label_prior(broadcast), labels)
+        for _ in range(MOST_STEPS):
+            responsibilities = em.e_step(losses, weights, _label_prior(broadcast), labels)
             previous, weights = weights, em.update_mixture_weights(responsibilities)
             if np.abs(weights - previous).max() < SETTLED:
                 break
         return weights
 
-    def _adam(self) -> AdamSettings:
-        config = self.config
-        return AdamSettings(
-            config.adam_step, config.adam_beta1, config.adam_beta2, config.adam_epsilon
-        )
+
+def _label_prior(broadcast: Broadcast) -> Floats | None:
+    """C_{y,k}, or None in rounds whose E-step does not use it."""
+    return broadcast.label_prior if broadcast.phase.prior else None

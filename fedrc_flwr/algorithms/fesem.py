@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime
 from fedrc_flwr.algorithms.ifca import IFCA
-from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.algorithms.settings import ClusterSettings
+from fedrc_flwr.algorithms.step import Step
+from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ClientState
 
@@ -16,44 +17,35 @@ LOCAL = "local"  # the network that a client ended its last training with
 
 
 class FeSEM(IFCA):
-    """Like IFCA, but chosen by distance of parameters; an observer goes by loss, as IFCA's do."""
+    """Like IFCA, but chosen by distance between parameters; observers choose by loss."""
 
     name = "fesem"
-    trains_scored = False  # the first choice is drawn before the batches are
+    title = "FeSEM"
+    Settings = ClusterSettings
+    trains_scored = False  # the first cluster is drawn before the batches
 
-    def expectation(
-        self,
-        losses: Floats,
-        labels: Labels,
-        broadcast: Broadcast,
-        state: ClientState,
-        rng: np.random.Generator,
-    ) -> tuple[Floats, ClientState]:
+    def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """All samples to the nearest cluster; to a random one before the first training."""
-        local = state.vectors.get(LOCAL)
-        weights = np.zeros(losses.shape[1])
+        local, broadcast = step.state.vectors.get(LOCAL), step.broadcast
+        weights = np.zeros(step.losses.shape[1])
         if local is None:
-            weights[rng.integers(len(weights))] = 1.0
+            weights[step.client.rng.integers(len(weights))] = 1.0
         else:
-            count = broadcast.parameters  # running statistics would outweigh them
+            count = broadcast.parameters  # running statistics would dominate the distance
             weights[nearest(local[:count], [model[:count] for model in broadcast.models])] = 1.0
-        responsibilities = np.repeat(weights[None, :], len(losses), axis=0)
-        return responsibilities, replace(state, mixture_weights=weights)
+        return step.everywhere(weights)
 
     def maximisation(
-        self,
-        broadcast: Broadcast,
-        state: ClientState,
-        client: ClientRuntime,
-        responsibilities: Floats,
+        self, step: Step, responsibilities: Floats
     ) -> tuple[dict[int, Vector], ClientState]:
         """Train the chosen cluster's model and keep a copy of the result."""
-        updates, state = super().maximisation(broadcast, state, client, responsibilities)
+        updates, state = super().maximisation(step, responsibilities)
         chosen = int(state.mixture_weights.argmax())
-        return updates, replace(state, vectors={LOCAL: broadcast.models[chosen] + updates[chosen]})
+        trained = step.broadcast.models[chosen] + updates[chosen]
+        return updates, replace(state, vectors={LOCAL: trained})
 
 
 def nearest(local: Vector, models: list[Vector]) -> int:
-    """Position of the model with the smallest L2 distance; the first of equals."""
+    """Position of the model with the smallest L2 distance; the first one if several are equal."""
     distances = [float(np.linalg.norm(np.subtract(local, m, dtype=np.float64))) for m in models]
     return int(np.argmin(distances))

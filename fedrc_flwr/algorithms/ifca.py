@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
-from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm
+from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.messages import Broadcast
+from fedrc_flwr.algorithms.settings import AlgorithmSettings, ClusterSettings
+from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.state import ClientState
 
@@ -15,24 +18,17 @@ class IFCA(ClusteredAlgorithm):
     """A cluster's update is the mean over the clients that chose it."""
 
     name = "ifca"
+    title = "IFCA"
+    Settings: ClassVar[type[AlgorithmSettings]] = ClusterSettings
     absent_is_zero = False
     trains_scored = True
 
-    def expectation(
-        self,
-        losses: Floats,
-        labels: Labels,
-        broadcast: Broadcast,
-        state: ClientState,
-        rng: np.random.Generator,
-    ) -> tuple[Floats, ClientState]:
+    def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """All samples to the chosen cluster."""
-        weights = self.assign(losses, labels, broadcast)
-        responsibilities = np.repeat(weights[None, :], len(losses), axis=0)
-        return responsibilities, replace(state, mixture_weights=weights)
+        return step.everywhere(self.assign(step.losses, step.labels, step.broadcast))
 
     def assign(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
-        """The cluster with the smallest mean loss; the first of equals."""
+        """The cluster with the smallest mean loss; the first one if several are equal."""
         weights = np.zeros(losses.shape[1])
         weights[losses.mean(axis=0).argmin()] = 1.0
         return weights

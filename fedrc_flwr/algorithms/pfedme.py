@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fedrc_flwr.algorithms.base import Broadcast, ClientRuntime, local_settings
 from fedrc_flwr.algorithms.fedavg import FedAvg
-from fedrc_flwr.algorithms.local import PERSONAL
+from fedrc_flwr.algorithms.local_only import PERSONAL
+from fedrc_flwr.algorithms.messages import Broadcast
+from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.settings import key
+from fedrc_flwr.sgd import LocalSettings, descend
 from fedrc_flwr.state import ClientState
 from fedrc_flwr.training import batch_gradients
+
+
+@dataclass(frozen=True)
+class PFedMeSettings(AlgorithmSettings):
+    """Settings of pFedMe."""
+
+    lambda_: float = key(15.0, "How near the personal model stays to the global one.", above=0.0)
+    steps: int = key(5, "Steps of the inner solve.", low=1)
+    rate: float = key(0.03, "Learning rate of the inner solve.", above=0.0)
 
 
 class PFedMe(FedAvg):
     """A personal model near the client's copy w of the global one, found by a few inner steps.
 
     Per batch: ``theta ~ argmin loss(theta) + lambda/2 |theta - w|^2``, then
-    ``w -= eta * lambda * (w - theta)``. The server moves by ``global-learning-rate`` (the paper's
-    beta) towards the mean of w. Local momentum is not part of it and is not used.
+    ``w -= eta * lambda * (w - theta)``. The server moves by ``server.learning-rate`` (the paper's
+    beta) towards the mean of w. Local momentum is not used.
     """
 
     name = "pfedme"
+    title = "pFedMe"
+    Settings = PFedMeSettings
+    settings: PFedMeSettings
+    is_personal = True
+
+    def local_settings(self, samples: int) -> LocalSettings:
+        """The inner problem has its own proximal term instead of FedProx's."""
+        return super().local_settings(samples).without_prox("pfedme")
 
     def maximisation(
-        self,
-        broadcast: Broadcast,
-        state: ClientState,
-        client: ClientRuntime,
-        responsibilities: Floats,
+        self, step: Step, responsibilities: Floats
     ) -> tuple[dict[int, Vector], ClientState]:
         """Inner solves and outer steps over the client's batches."""
-        config, bank = self.config, client.bank
+        broadcast, client, state = step.broadcast, step.client, step.state
+        bank, own = client.bank, self.settings
         bank.load(broadcast.models, None)
         network = bank.units[0]
         copy = network.vector.clone()  # w; the network itself holds theta
         count = network.parameter_count
         inputs, labels = client.tensors(client.fit)
-        for gradient in batch_gradients(bank, inputs, labels, local_settings(config), client.rng):
-            for _ in range(config.pfedme_steps):
+        settings = self.local_settings(len(client.fit))
+        for gradient in batch_gradients(bank, inputs, labels, settings, client.rng):
+            for _ in range(own.steps):
                 pull = network.trainable - copy[:count]
-                step = gradient() + config.pfedme_lambda * pull
-                network.trainable.sub_(step, alpha=config.pfedme_rate)
-            outer = config.learning_rate * config.pfedme_lambda
-            copy[:count].sub_(copy[:count] - network.trainable, alpha=outer)
+                network.trainable.sub_(gradient() + own.lambda_ * pull, alpha=own.rate)
+            outer = own.lambda_ * (copy[:count] - network.trainable)
+            copy[:count] = descend(copy[:count], outer, settings)
         copy[count:] = network.vector[count:]  # running statistics
         personal = network.vector.cpu().numpy().copy()
         update = copy.cpu().numpy() - broadcast.models[0]

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrc_flwr.compare.plan import (
-    Comparison,
-    check,
-    comparison_names,
-    of_scenario,
-    read_comparison,
-    with_changes,
-)
-from fedrc_flwr.configuration import load_config, parse_setting
-from fedrc_flwr.errors import ConfigError, FedRCError
+from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError
 
-FAILED, MISUSED, STOPPED = 1, 2, 130
+if TYPE_CHECKING:
+    from fedrc_flwr.compare.plan import Comparison
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -30,13 +22,13 @@ def add_commands(app: typer.Typer) -> None:
 def compare(
     comparison: Annotated[
         str | None,
-        typer.Argument(help=f"Ready-made ({', '.join(comparison_names())}) or a .yaml file."),
+        typer.Argument(help="A ready-made comparison (see --list), or a .yaml file."),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="Instead of a comparison: a scenario's name or file, and ...")
+        str | None, typer.Option(help="Instead of a comparison: name or path of a scenario.")
     ] = None,
     algorithms: Annotated[
-        str, typer.Option(help="... the algorithms to run on it, separated by commas.")
+        str, typer.Option(help="With --scenario: the algorithms, separated by commas.")
     ] = "fedavg,ifca,fedem,fedrc",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
     learning_rates: Annotated[
@@ -44,21 +36,37 @@ def compare(
     ] = "",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="key=value for all rows without one of their own. Repeatable."),
+        typer.Option("--set", help="A setting for all rows that do not set it. Repeatable."),
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Share of clients, data and rounds: 0.1 is a tenth.")
+        float | None, typer.Option(help="Fraction of clients, data and rounds: 0.1 is a tenth.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Directory for all of it; the same again to go on.")
+        Path | None, typer.Option(help="Directory for the results; give it again to continue.")
     ] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Virtual clients at once.")] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the ready-made comparisons and exit.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flower: its simulation engine.")
+    ] = "in-process",
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="How many clients compute at the same time (flower).")
+    ] = None,
 ) -> None:
     """Run several algorithms on the same federation and put them side by side.
 
-    What is done is not repeated: after a stop, the same command goes on.
+    Finished runs are kept: after a stop, the same command continues where it was.
     """
+    from fedrc_flwr.compare.plan import check, comparison_names, read_comparison, with_changes
     from fedrc_flwr.compare.runner import open_directory
+    from fedrc_flwr.config import parse_setting
+    from fedrc_flwr.simulation import FLOWER, IN_PROCESS
+
+    if listed:
+        for name in comparison_names():
+            typer.echo(f"{name:<20}{read_comparison(name).title}")
+        return
 
     try:
         planned = _planned(comparison, scenario, algorithms)
@@ -70,15 +78,15 @@ def compare(
             given,
             scale,
         )
+        if engine not in (FLOWER, IN_PROCESS):
+            raise ConfigError(f"--engine {engine!r}: expected {IN_PROCESS} or {FLOWER}")
         check(planned)
         for key in given:
             if rows := [name for name, own in planned.rows.items() if key in own]:
-                typer.echo(
-                    f"note: {key} stays as the comparison has it in: {'; '.join(rows)}", err=True
-                )
-        directory = output or Path("outputs") / f"compare-{comparison or Path(scenario or '').stem}"
+                typer.echo(f"note: these rows keep their own {key}: {'; '.join(rows)}", err=True)
+        directory = output or Path("outputs") / f"compare-{Path(comparison or scenario or '').stem}"
         open_directory(directory, planned)
-        code = _run(planned, directory, cpus)
+        code = _run(planned, directory, engine, cpus)
     except FedRCError as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None
@@ -86,6 +94,8 @@ def compare(
 
 
 def _planned(comparison: str | None, scenario: str | None, algorithms: str) -> Comparison:
+    from fedrc_flwr.compare.plan import comparison_names, of_scenario, read_comparison
+
     if (comparison is None) == (scenario is None):
         raise ConfigError(
             "give either a comparison or --scenario; ready-made comparisons are "
@@ -104,10 +114,11 @@ def _numbers(option: str, text: str, kind: type) -> tuple[float, ...]:
         raise ConfigError(f"{option} {text!r}: expected numbers separated by commas") from None
 
 
-def _run(comparison: Comparison, directory: Path, cpus: int | None) -> int:
+def _run(comparison: Comparison, directory: Path, engine: str, cpus: int | None) -> int:
     from fedrc_flwr.compare.progress import Progress
     from fedrc_flwr.compare.results import figures, lines, write_results, write_tables
     from fedrc_flwr.compare.runner import RUNS, Stopped, finished, run_cell
+    from fedrc_flwr.config import load_config
 
     cells = list(comparison.cells())
     failed = 0
@@ -119,9 +130,9 @@ def _run(comparison: Comparison, directory: Path, cpus: int | None) -> int:
             started = time.monotonic()
             follow = progress.begin(number, cell.name)
             try:
-                outcome = run_cell(directory, cell, follow, cpus)
+                outcome = run_cell(directory, cell, follow, engine, cpus)
             except Stopped:
-                progress.say(f"stopped; the same command goes on: --output {directory}")
+                progress.say(f"stopped; the same command continues it: --output {directory}")
                 write_results(directory, comparison)
                 return STOPPED
             failed += not outcome.completed

@@ -48,7 +48,7 @@ def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> l
 
 
 def draw_clusters(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
-    """What is in which cluster in the first run that each line counts, in ``clusters``."""
+    """Pictures of the clusters in the first run of each line, in ``clusters``."""
     paths: list[Path] = []
     for line in table:
         cell = next(cell for cell in comparison.cells() if line.counts(cell))

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import all_keys, load_config
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.settings import flattened
 
 FOLDER = Path(__file__).resolve().parent.parent / "comparisons"
 Settings = dict[str, Any]
@@ -36,7 +37,7 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Where its results lie within the comparison's."""
+        """Its directory within the comparison's."""
         rate = "" if self.rate is None else f"-rate{self.rate:g}"
         return Path(_slug(self.column)) / _slug(self.row) / f"seed{self.seed}{rate}"
 
@@ -49,9 +50,9 @@ class Comparison:
     ----------
     rows : run-config keys of each method, by its name in the table
     columns : run-config keys of each federation, by its name in the table
-    rates : learning rates that every method is tried with; empty: the scenario's own
+    rates : learning rates to try with every method; empty: as configured
     settings : keys for all runs
-    scale : clients, data and rounds are this share of the whole
+    scale : fraction of clients, data and rounds
     """
 
     title: str
@@ -63,7 +64,7 @@ class Comparison:
     scale: float = 1.0
 
     def cells(self) -> Iterator[Cell]:
-        """All runs, a seed after the other, so that a table of one seed is there early."""
+        """All runs, one seed after another, so that a table of one seed is ready early."""
         for seed in self.seeds:
             for column in self.columns:
                 for row in self.rows:
@@ -71,7 +72,7 @@ class Comparison:
                         yield Cell(row, column, seed, rate, self._settings(row, column, seed, rate))
 
     def to_json(self) -> dict[str, Any]:
-        """To recognise the comparison by when it goes on."""
+        """The comparison as JSON, to recognise it when it continues."""
         return {
             "title": self.title,
             "rows": self.rows,
@@ -85,7 +86,7 @@ class Comparison:
     def _settings(self, row: str, column: str, seed: int, rate: float | None) -> Settings:
         settings = {**self.columns[column], **self.settings, **self.rows[row], "seed": seed}
         if rate is not None:
-            settings["learning-rate"] = rate
+            settings["local.learning-rate"] = rate
         return scaled(settings, self.scale)
 
 
@@ -95,26 +96,13 @@ def scaled(settings: Settings, scale: float) -> Settings:
 
     if scale == 1.0:
         return settings
-    config = load_config(settings)
-    built = scenario_of(config)
-    concepts = len(config.shares())
+    config, known = load_config(settings), all_keys()
     shrunk = {
-        "rounds": _shrunk(config.rounds, scale, least=1),
-        "annealing-rounds": _shrunk(config.annealing_rounds, scale, least=0),
-        "prior-rounds": _shrunk(config.prior_rounds, scale, least=min(config.prior_rounds, 1)),
-        "cfl-warmup": _shrunk(config.cfl_warmup, scale, least=0),
-        "evaluate-every": _shrunk(config.evaluate_every, scale, least=1),
+        name: min(int(value), math.ceil(int(value) * scale))
+        for name, value in config.to_dict().items()
+        if known[name].metadata["rounds"]
     }
-    if not built.grouped:
-        size = config.samples_per_client
-        if not size and config.split != "dirichlet-by-class":
-            outline = built.outline(0)
-            size = outline.fit + outline.test
-        shrunk |= {
-            "clients": _shrunk(config.clients, scale, least=2 * concepts),
-            "samples-per-client": size,
-        }
-    return {**settings, **shrunk}
+    return {**settings, **shrunk, **scenario_of(config.data, config.seed).smaller(scale)}
 
 
 def comparison_names() -> list[str]:
@@ -143,14 +131,14 @@ def of_scenario(scenario: str, algorithms: Iterable[str]) -> Comparison:
     rows: dict[str, Settings] = {}
     for name in algorithms:
         rows[name] = {"algorithm": name}
-        if name == "local":
-            rows[name]["share-local-models"] = True  # or observers would judge an untrained model
+        if name == "local-only":
+            rows[name]["local-only.share-models"] = True  # or observers would get an untrained one
     column = {Path(scenario).stem: {"scenario": scenario}}
     return Comparison(f"Comparison on {Path(scenario).stem}", rows, column)
 
 
 def check(comparison: Comparison) -> None:
-    """Refuse what cannot run before anything is started: keys, and data that is not there."""
+    """Refuse wrong keys and missing data before anything is started."""
     from fedrc_flwr.data.scenario import scenario_of
 
     if not 0 < comparison.scale <= 1:
@@ -167,7 +155,8 @@ def check(comparison: Comparison) -> None:
     for column in comparison.columns:
         for cell in comparison.cells():
             if cell.column == column:
-                scenario_of(load_config(cell.settings)).client(0)
+                config = load_config(cell.settings)
+                scenario_of(config.data, config.seed).client(0)
                 break
 
 
@@ -178,7 +167,7 @@ def with_changes(
     settings: Settings,
     scale: float | None,
 ) -> Comparison:
-    """The same comparison with what the command line says."""
+    """The same comparison with the changes of the command line."""
     return replace(
         comparison,
         seeds=seeds or comparison.seeds,
@@ -199,19 +188,15 @@ def _parsed(content: Any, path: Path) -> Comparison:
     try:
         return Comparison(
             title=str(content.get("title", path.stem)),
-            rows={str(k): v for k, v in content["rows"].items()},
-            columns={str(k): v for k, v in content["columns"].items()},
+            rows={str(k): flattened(v) for k, v in content["rows"].items()},
+            columns={str(k): flattened(v) for k, v in content["columns"].items()},
             seeds=tuple(int(seed) for seed in content.get("seeds", (0,))),
             rates=tuple(float(rate) for rate in content.get("learning-rates", ())),
-            settings=dict(content.get("set", {})),
+            settings=flattened(content.get("set", {})),
             scale=float(content.get("scale", 1.0)),
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"comparison {path}: {error}") from None
-
-
-def _shrunk(value: int, scale: float, least: int) -> int:
-    return min(value, max(math.ceil(value * scale), least))
 
 
 def _slug(text: str) -> str:

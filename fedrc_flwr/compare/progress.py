@@ -52,7 +52,7 @@ class Progress:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def skip(self, number: int, name: str) -> None:
-        """A run that was done before."""
+        """A run that is already finished."""
         self.say(f"{self._place(number)} {name}: done before")
         self._at(number + 1, 0, name)
 

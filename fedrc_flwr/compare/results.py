@@ -1,4 +1,4 @@
-"""What a comparison came to: figures of each run, means over seeds, and the tables."""
+"""Results of a comparison: figures of each run, means over seeds, and the tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Figures:
     """One run in numbers; accuracies are those of the round of best training accuracy."""
 
     round: int
-    train: float  # accuracy of the models that the round was judged with, on training samples
+    train: float  # accuracy of the evaluated models on training samples
     local: float
     world: float  # global accuracy
     rand: float  # adjusted Rand index of the clusters with the true concepts, at the end
     clusters: int
     settled: float  # the round in which the last cluster was removed or merged; NaN: none was
-    seconds: float  # a round
-    megabytes_up: float  # a round
+    seconds: float  # per round
+    megabytes_up: float  # per round
     megabytes_down: float
 
 
@@ -63,8 +63,8 @@ def figures(folder: Path) -> Figures | None:
     """The figures of a run that completed, or None.
 
     Every evaluation also scores its models on the training clients' training samples, and the best
-    of these training accuracies decides which evaluation counts. What a round logs while training
-    (``train_accuracy``) will not do: it belongs to the models from before the round.
+    of these training accuracies decides which evaluation counts. The ``train_accuracy`` of a round
+    is not used, because it belongs to the models before the round.
     """
     summary = read_json(folder / SUMMARY)
     rounds = [e for e in read_events(folder / METRICS) if e.get("event") == "round"]
@@ -93,9 +93,9 @@ SCOPES = ("local", "global")
 
 
 def judgement(event: Event, scope: str) -> float:
-    """A round's accuracy, after fine-tuning where clients do so; NaN: not evaluated.
+    """A round's accuracy, after fine-tuning if clients fine-tune; NaN: not evaluated.
 
-    Observers are never fine-tuned: global accuracy is always that of the federation's models.
+    Observers are never fine-tuned: global accuracy always belongs to the federation's models.
     """
     plain = _number(event.get(f"{scope}_accuracy"))
     return _number(event.get(f"fine_tuned_{scope}_accuracy"), plain)
@@ -104,8 +104,9 @@ def judgement(event: Event, scope: str) -> float:
 def lines(directory: Path, comparison: Comparison) -> list[Line]:
     """All rows of the table as far as their runs are done.
 
-    Of several learning rates the one with the best mean training accuracy counts: no test sample
-    has a say in it. Only rates that have run with the most seeds compete, over those they share.
+    Of several learning rates the one with the best mean training accuracy is used; test samples
+    play no part. Only rates with the largest number of finished seeds are compared, on the seeds
+    that they share.
     """
     cells: dict[tuple[str, str], dict[float | None, dict[int, Figures]]] = {}
     for cell in comparison.cells():
@@ -182,7 +183,7 @@ COLUMNS: list[tuple[str, Callable[[Figures], float]]] = [
     ("clusters", lambda run: float(run.clusters)),
     ("settled", lambda run: run.settled),
     ("round", lambda run: float(run.round)),
-    ("s a round", lambda run: run.seconds),
+    ("s per round", lambda run: run.seconds),
     ("MB up", lambda run: run.megabytes_up),
     ("MB down", lambda run: run.megabytes_down),
 ]
@@ -195,8 +196,8 @@ def table_text(comparison: Comparison, table: list[Line]) -> str:
     text += [
         f"Seeds {', '.join(map(str, comparison.seeds))}; scale {comparison.scale:g}. Accuracies at "
         "the evaluated round of best training accuracy, mean and deviation over the seeds that are "
-        "done; ARI and clusters at the end; settled: the round in which the last cluster went, "
-        "over the seeds where one did; seconds and megabytes a round.",
+        "done; ARI and clusters at the end; settled: the round in which the last cluster was "
+        "removed or merged, over the seeds where one was; seconds and megabytes per round.",
         "",
     ]
     for column in comparison.columns:

@@ -1,42 +1,40 @@
-"""Runs a comparison's cells one after the other, through the same engine as any other run."""
+"""Runs a comparison's cells one after the other, as any other run is run."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.compare.plan import Cell, Comparison
-from fedrc_flwr.configuration import load_config
-from fedrc_flwr.data.own import located
+from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import SUMMARY, Event, plain, read_json, write_json
-from fedrc_flwr.simulation import Outcome, simulate
+from fedrc_flwr.simulation import Outcome, run_here
 
 PLAN = "comparison.json"
 RUNS = "runs"
 
 
 class Stopped(Exception):
-    """The user stopped the comparison; what is done is kept."""
+    """The user stopped the comparison; finished runs are kept."""
 
 
 def open_directory(directory: Path, comparison: Comparison) -> None:
-    """Make the comparison's directory, or go on in it; refuse another comparison's."""
+    """Make the comparison's directory, or continue in it; refuse that of another comparison."""
     plan = directory / PLAN
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file: give a directory")
     if plan.exists():
         if read_json(plan) != plain(comparison.to_json()):
             raise ConfigError(
-                f"{directory} holds another comparison: give the same rows, columns, seeds and "
-                "settings as then to go on with it, or another --output"
+                f"{directory} holds another comparison: to continue it, give the same rows, "
+                "columns, seeds and settings; otherwise choose another --output"
             )
         return
     if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty and holds no comparison: give another one")
+        raise ConfigError(f"{directory} is not empty and holds no comparison: choose another one")
     write_json(plan, comparison.to_json())
 
 
@@ -46,20 +44,20 @@ def finished(directory: Path, cell: Cell) -> bool:
 
 
 def run_cell(
-    directory: Path, cell: Cell, on_event: Callable[[Event], None], cpus: int | None
+    directory: Path,
+    cell: Cell,
+    on_event: Callable[[Event], None],
+    engine: str,
+    cpus: int | None,
 ) -> Outcome:
-    """One run, from where an earlier try of it ended."""
+    """One run; an interrupted one is resumed."""
     folder = directory / RUNS / cell.folder
-    settings: dict[str, Any] = dict(cell.settings)
+    config = load_config(cell.settings).located()
     if has_checkpoint(folder):
-        settings["resume"] = True
+        config = config.resumed()
     elif folder.exists():
         shutil.rmtree(folder)  # it did not get as far as its first checkpoint
-    settings |= located(load_config(settings))
-    config = load_config(settings)
-    # Flower takes scalars only: lists and the like go on as they were read.
-    settings = {name: value for name, value in config.to_dict().items() if name in settings}
-    outcome = simulate(settings, folder, on_event, cpus=cpus)
+    outcome = run_here(config, folder, on_event, engine, cpus)
     if outcome.summary.get("status") == "stopped":
         raise Stopped
     return outcome

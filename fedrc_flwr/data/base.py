@@ -1,4 +1,4 @@
-"""What a dataset is: arrays, and what can be known of them without having them."""
+"""A dataset: its arrays, and its description for those who do not have them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Owner:
-    """One client of a dataset that says itself who holds what.
+    """One client of a dataset that names the owner of each sample.
 
     Parameters
     ----------
     rows : which of the training samples are this client's
-    concept : -1 where it is not known
+    concept : -1 if unknown
     """
 
     name: str
@@ -36,7 +36,7 @@ class Dataset:
     ----------
     train_inputs : (N, ...), float32, or uint8 for images; colour images are (N, 3, H, W)
     train_labels : (N,)
-    test_sets : (M,), which test set each test sample belongs to; None: there is but one
+    test_sets : (M,), which test set each test sample belongs to; None: there is only one
     owners : as in DatasetSpec
     """
 
@@ -50,12 +50,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a server must know of a dataset, without having it.
+    """What a server needs to know about a dataset that it does not have.
 
     Parameters
     ----------
     load : reads the dataset; gets the directory to look in
-    test_sets : how many test sets there are, each of them an observer's
+    test_sets : how many test sets there are, one per observer
     styles : the corruptions that its clients may get; empty: all that fit its images
     owners : the clients, training ones first, where the dataset is not to be split
     """

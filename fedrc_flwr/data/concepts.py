@@ -1,4 +1,4 @@
-"""Concept shift: the same input means another label."""
+"""Concept shift: the same input has another label."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def concept_map(concept: int, classes: int, seed: int) -> NDArray[np.int64]:
-    """``map[y]`` is what concept ``concept`` calls label y.
+    """``map[y]`` is the label that concept ``concept`` gives to class y.
 
     0 is the identity, 1 is C-1-y, 2 is (y+1) mod C; beyond that seeded permutations.
     """
@@ -26,7 +26,8 @@ def flip_labels(
 ) -> NDArray[np.int64]:
     """Label noise: each label is wrong with probability ``rate``.
 
-    ``pair`` flips to the next class, ``symmetric`` to any of the others alike; ``none`` to nothing.
+    ``pair`` flips to the next class, ``symmetric`` to any other class with equal probability;
+    ``none`` flips nothing.
     """
     if how == "none" or classes < 2:
         return labels
@@ -44,7 +45,7 @@ def assign_concepts(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Concept of each client, and whether its images are corrupted, in exact shares.
 
-    Numbers that do not come out whole are rounded by largest remainder, so that they add up.
+    Fractional numbers are rounded by largest remainder, so that they add up.
     """
     sizes = _round_to_total(np.array(shares) * clients, clients)
     order = rng.permutation(clients)

@@ -1,12 +1,10 @@
-"""Image datasets in the forms in which they are handed around."""
+"""Image datasets in their usual file formats."""
 
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedrc_flwr.data.base import Dataset
 from fedrc_flwr.errors import DataError
+from fedrc_flwr.files import replacing
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 TINY_SHAPE = (3, 64, 64)
@@ -26,7 +25,8 @@ def fashion_mnist(directory: Path) -> Dataset:
     places = [DEBIAN, directory / "FashionMNIST" / "raw", directory]
     how = (
         "install the Debian package dataset-fashion-mnist, or let "
-        "torchvision.datasets.FashionMNIST(DIR, download=True) fetch it and set data-dir to DIR"
+        "torchvision.datasets.FashionMNIST(DIR, download=True) fetch it and set data.directory to "
+        "DIR"
     )
     folder = _find("fashion-mnist", "train-images-idx3-ubyte", places, how)
     arrays: list[NDArray[Any]] = []
@@ -46,8 +46,8 @@ def cifar(classes: int, directory: Path) -> Dataset:
     batches = [f"data_batch_{i}" for i in range(1, 6)] if classes == 10 else ["train"]
     test = "test_batch" if classes == 10 else "test"
     how = (
-        f"let torchvision.datasets.CIFAR{classes}(DIR, download=True) fetch it and set data-dir "
-        "to DIR"
+        f"let torchvision.datasets.CIFAR{classes}(DIR, download=True) fetch it and set "
+        "data.directory to DIR"
     )
     folder = _find(name, test, [directory / inside, directory], how)
     key = "labels" if classes == 10 else "fine_labels"
@@ -57,8 +57,8 @@ def cifar(classes: int, directory: Path) -> Dataset:
 
 
 def tiny_imagenet(directory: Path) -> Dataset:
-    """Tiny-ImageNet's usual folder: decoded once, kept beside it and memory-mapped from then on."""
-    how = "unpack tiny-imagenet-200.zip (cs231n.stanford.edu) in DIR and set data-dir to DIR"
+    """Tiny-ImageNet's usual folder: decoded once, then memory-mapped from a file next to it."""
+    how = "unpack tiny-imagenet-200.zip (cs231n.stanford.edu) in DIR and set data.directory to DIR"
     folder = _find("tiny-imagenet", "wnids.txt", [directory / "tiny-imagenet-200", directory], how)
     names = {name: i for i, name in enumerate(sorted((folder / "wnids.txt").read_text().split()))}
     train = [
@@ -99,7 +99,7 @@ def _find(name: str, file: str, places: list[Path], how: str) -> Path:
         if (place / file).exists() or (place / f"{file}.gz").exists():
             return place
     looked = ", ".join(str(place) for place in places)
-    raise DataError(f"{name}: {file} was looked for in {looked}, and is in none of them: {how}")
+    raise DataError(f"{name}: {file} was not found in {looked}: {how}")
 
 
 def _read_idx(folder: Path, name: str, how: str) -> NDArray[np.uint8]:
@@ -146,9 +146,9 @@ def _read_cifar(path: Path, key: str, classes: int) -> tuple[NDArray[np.uint8], 
 
 
 def _decoded(cache: Path, paths: list[Path]) -> NDArray[np.uint8]:
-    """The images as one array, from the file beside them where it is, else decoded and put there.
+    """The images as one array, from the file next to them, which is written the first time.
 
-    Where the folder cannot be written to, the array stays in memory.
+    If the folder is not writable, the array stays in memory.
     """
     shape = (len(paths), *TINY_SHAPE)
     if cache.exists():
@@ -162,11 +162,9 @@ def _decoded(cache: Path, paths: list[Path]) -> NDArray[np.uint8]:
             raise DataError(f"{path}: expected an image of 64 x 64")
         images[place] = image
     try:
-        handle, beside = tempfile.mkstemp(dir=cache.parent, prefix=".decoding-")
+        with replacing(cache) as beside, open(beside, "wb") as file:
+            np.save(file, images)
     except OSError:
         return images
-    with open(handle, "wb") as file:
-        np.save(file, images)
-    os.replace(beside, cache)
     kept: NDArray[np.uint8] = np.load(cache, mmap_mode="r")
     return kept

@@ -1,14 +1,15 @@
 """Bring your own data: a .npz or .csv file, a folder of images, or a function.
 
-Whatever the form, it becomes arrays of one length: ``x`` and ``y``, and, where given, ``client``,
-``concept``, ``style`` and ``observer``. With ``client`` the data says itself who holds what, and is
-neither split nor shifted; without, it is a dataset like any other.
+Every form becomes arrays of equal length: ``x``, ``y`` and optionally ``client``, ``concept``,
+``style`` and ``observer``. With ``client`` each client gets its own samples, and nothing is split
+or shifted. Without it, the data is treated as any other dataset.
 """
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,71 +17,70 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.base import Dataset, DatasetSpec, Owner
 from fedrc_flwr.data.datasets import DATASETS
 from fedrc_flwr.data.images import read_image
+from fedrc_flwr.data.reading import CSV, FOLDER, NPZ, form_of, image_files
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.data.tabular import numbers, read_columns
 from fedrc_flwr.errors import DataError
 from fedrc_flwr.plugins import is_reference, load_function
 
 ABOUT = ("client", "concept", "style", "observer")
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
-#: Part of each class that is held back for observers, where the data names none.
+#: Fraction of each class that is held back for observers if the data names none.
 HELD_BACK = 0.2
 Arrays = dict[str, NDArray[Any]]
 
 
-def own_path(config: RunConfig) -> Path | None:
+def own_path(settings: DataSettings) -> Path | None:
     """Where the data is looked for; None for a function."""
-    if is_reference(config.dataset):
+    if is_reference(settings.dataset):
         return None
-    return Path(config.data_dir).expanduser() / Path(config.dataset).expanduser()
+    return Path(settings.directory).expanduser() / Path(settings.dataset).expanduser()
 
 
-def located(config: RunConfig) -> dict[str, str]:
-    """The keys that name files, with whole paths: an app does not run where it was started."""
-    keys = {}
-    if Path(config.scenario).suffix in (".yaml", ".yml"):
-        keys["scenario"] = str(Path(config.scenario).expanduser().resolve())
-    if config.data_dir or config.dataset != RunConfig.dataset:
-        keys["data-dir"] = str(Path(config.data_dir).expanduser().resolve())
-    if config.dataset not in DATASETS and not is_reference(config.dataset):
-        keys["dataset"] = str(Path(keys["data-dir"]) / Path(config.dataset).expanduser())
-    if config.model_weights:
-        keys["model-weights"] = str(Path(config.model_weights).expanduser().resolve())
-    return keys
+def located(settings: DataSettings) -> DataSettings:
+    """The same with absolute paths: the app runs in another directory."""
+    if not settings.directory and settings.dataset == DataSettings.dataset:
+        return settings
+    directory = Path(settings.directory).expanduser().resolve()
+    dataset = settings.dataset
+    if dataset not in DATASETS and not is_reference(dataset):
+        dataset = str(directory / Path(dataset).expanduser())
+    return replace(settings, directory=str(directory), dataset=dataset)
 
 
-def own_spec(config: RunConfig) -> DatasetSpec:
-    """What is known of the user's data: from itself where it is here, else from the keys."""
-    path, shape = own_path(config), config.shape()
-    held_back = config.observers_per_concept > 0
-    if path is not None and not path.exists() and config.classes and shape is not None:
+def own_spec(settings: DataSettings) -> DatasetSpec:
+    """Description of the user's data: from the data itself, or from the keys if it is not here."""
+    path, shape = own_path(settings), settings.shape()
+    held_back = settings.observers_per_concept > 0
+    if path is not None and not path.exists() and settings.classes and shape is not None:
         # A server without data: its clients have theirs.
-        return DatasetSpec(config.classes, shape, lambda _: _load(config, held_back, 0))
-    loaded = _load(config, held_back, _stamp(path))
-    classes = config.classes or int(loaded.train_labels.max()) + 1
+        return DatasetSpec(settings.classes, shape, lambda _: _load(settings, held_back, 0))
+    loaded = _load(settings, held_back, _stamp(path))
+    classes = settings.classes or int(loaded.train_labels.max()) + 1
     return DatasetSpec(
         classes, loaded.train_inputs.shape[1:], lambda _: loaded, owners=loaded.owners
     )
 
 
 def _stamp(path: Path | None) -> int:
-    """Changes when the file does, so that a changed file is read anew."""
+    """Changes when the file does, so that a changed file is read again."""
     return path.stat().st_mtime_ns if path is not None and path.exists() else 0
 
 
-def own_facts(config: RunConfig) -> list[int]:
-    """Size and time of the user's file, by which data prepared from another one is told apart."""
-    path = own_path(config)
+def own_facts(settings: DataSettings) -> list[int]:
+    """Size and time of the user's file, to notice that prepared data is out of date."""
+    path = None if settings.dataset in DATASETS else own_path(settings)
     if path is None or not path.exists():
         return []
     return [path.stat().st_size, path.stat().st_mtime_ns]
 
 
-def _load(config: RunConfig, held_back: bool, stamp: int) -> Dataset:
-    return _read(config.dataset, config.data_dir, config.classes, config.shape(), held_back, stamp)
+def _load(settings: DataSettings, held_back: bool, stamp: int) -> Dataset:
+    return _read(
+        settings.dataset, settings.directory, settings.classes, settings.shape(), held_back, stamp
+    )
 
 
 @lru_cache(maxsize=4)
@@ -105,12 +105,12 @@ def _read(
         return Dataset(x, y, x[:0], nothing, owners=_owners(arrays, where))
     useless = [name for name in ("concept", "style") if name in arrays]
     if useless:
-        raise DataError(f"{where}: {' and '.join(useless)} without client: add whose they are")
+        raise DataError(f"{where}: {' and '.join(useless)} without client: add an array client")
     observed = arrays.get("observer")
     test = np.flatnonzero(observed) if observed is not None else _held_back(y, held_back)
     train = np.setdiff1d(np.arange(len(y)), test)
     if not len(train):
-        raise DataError(f"{where}: all samples are observers', none are left to train on")
+        raise DataError(f"{where}: all samples belong to observers, none are left to train on")
     return Dataset(x[train], y[train], x[test], y[test])
 
 
@@ -120,17 +120,13 @@ def _read(
 def _from_path(path: Path) -> Arrays:
     if not path.exists():
         raise DataError(
-            f"dataset: {path.absolute()} was looked for, and is not there: give one of "
+            f"data.dataset: {path.absolute()} does not exist: give one of "
             f"{', '.join(DATASETS)}, or the path of a .npz or .csv file or of a folder of images; "
-            "set data-dir to where it lies, or, on a server without data, classes and input-shape"
+            "set data.directory to where it is, or, on a server without data, data.classes and "
+            "data.input-shape"
         )
-    if path.is_dir():
-        return _from_folder(path)
-    if path.suffix == ".npz":
-        return _from_npz(path)
-    if path.suffix == ".csv" or path.suffixes[-2:] == [".csv", ".gz"]:
-        return _from_csv(path)
-    raise DataError(f"{path}: expected a .npz, .csv or .csv.gz file, or a folder of images")
+    readers = {FOLDER: _from_folder, NPZ: _from_npz, CSV: _from_csv}
+    return readers[form_of(path)](path)
 
 
 def _from_npz(path: Path) -> Arrays:
@@ -144,7 +140,7 @@ def _from_npz(path: Path) -> Arrays:
 
 
 def _from_csv(path: Path) -> Arrays:
-    """Column ``y``, or the last one, is the label; ``client`` and the like are themselves."""
+    """Column ``y``, or else the last one, is the label."""
     columns = read_columns(path)
     about: dict[str, NDArray[Any]] = {
         name: np.array(columns.pop(name)) for name in ABOUT if name in columns
@@ -170,13 +166,8 @@ def _from_csv(path: Path) -> Arrays:
 
 def _from_folder(path: Path) -> Arrays:
     """One subfolder per class, in the order of their names."""
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    files = [
-        (file, label)
-        for label, folder in enumerate(folders)
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in IMAGES
-    ]
+    folders, found = image_files(path)
+    files = list(found) if folders else []
     if not files:
         raise DataError(f"{path}: expected a subfolder per class with images in it")
     first = read_image(files[0][0])
@@ -194,17 +185,18 @@ def _from_folder(path: Path) -> Arrays:
 
 
 def _from_function(reference: str) -> Arrays:
-    function = load_function("dataset", reference)
+    function = load_function("data.dataset", reference)
     try:
         content = function()
     except Exception as error:
         raise DataError(
-            f"dataset = {reference!r}: the function failed with {type(error).__name__}: {error}"
+            f"data.dataset = {reference!r}: the function failed with {type(error).__name__}: "
+            f"{error}"
         ) from error
     if not isinstance(content, Mapping):
         raise DataError(
-            f"dataset = {reference!r}: the function returned {type(content).__name__}, expected a "
-            f"dict of arrays: x, y, and, if you like, {', '.join(ABOUT)}"
+            f"data.dataset = {reference!r}: the function returned {type(content).__name__}, "
+            f"expected a dict of arrays: x, y, and optionally {', '.join(ABOUT)}"
         )
     return {str(name): np.asarray(array) for name, array in content.items()}
 
@@ -233,7 +225,7 @@ def _check(
         raise DataError(f"{where}: x is {x.dtype} {x.shape}, expected numbers, (N, ...)")
     if shape is not None and x.shape[1:] != shape:
         raise DataError(
-            f"{where}: samples have the shape {x.shape[1:]}, but input-shape says {shape}"
+            f"{where}: samples have the shape {x.shape[1:]}, but data.input-shape says {shape}"
         )
     if x.dtype != np.uint8:
         x = x.astype(np.float32)
@@ -246,7 +238,7 @@ def _check(
         raise DataError(f"{where}: labels must be whole numbers from 0, one per sample")
     outside = np.flatnonzero((y < 0) | (y >= (classes or np.inf)))
     if len(outside):
-        last = f"to {classes - 1}, as classes = {classes} says" if classes else "on"
+        last = f"to {classes - 1}, as data.classes = {classes} says" if classes else "on"
         raise DataError(
             f"{where}: label {y[outside[0]]:g} of sample {outside[0]}: expected numbers from 0 "
             f"{last}"

@@ -22,7 +22,7 @@ def split_samples(
     min_samples: int,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal samples out to clients by the named way; one array of indices per client, disjoint."""
+    """Split samples over clients by the named method; disjoint arrays of indices."""
     if how == "dirichlet-by-class":
         return dirichlet_by_class(labels, clients, alpha, min_samples, rng)
     if how == "iid":
@@ -70,8 +70,8 @@ def dirichlet_by_class(
 ) -> list[Indices]:
     """Deal each class out over the clients in proportions drawn from Dirichlet(alpha).
 
-    Every sample goes to somebody and sizes differ. The whole split is drawn again where a client
-    has fewer than ``min_samples``; where that does not help, the largest clients give theirs.
+    Every sample is used, and sizes differ. If a client has fewer than ``min_samples``, the whole
+    split is drawn again; if that does not help, the largest clients give samples away.
     """
     if clients * min_samples > len(labels):
         raise DataError(
@@ -127,8 +127,8 @@ def _draw_counts(left: Indices, samples: int, alpha: float, rng: np.random.Gener
     )
     counts = np.zeros(len(left), dtype=np.int64)
     while (missing := samples - int(counts.sum())) > 0:
-        # A class that runs out gives its part to the others of the mix, and to whatever is left
-        # once the whole mix has run out.
+        # If a class runs out, its share goes to the other classes of the mix, and to any other
+        # class once all of those have run out.
         mix = np.where(left > counts, mix, 0.0)
         if not mix.sum() > 0:
             mix = (left - counts).astype(np.float64)

@@ -1,7 +1,11 @@
-"""A scenario: which client holds what. A client's data is a pure function of (config, index)."""
+"""A scenario: which client holds what.
+
+A client's data is a pure function of the settings, the seed and its index.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -9,21 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.base import Dataset, as_floats
 from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
 from fedrc_flwr.data.corruptions import corrupt, styles_for
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
 from fedrc_flwr.data.own import own_spec
 from fedrc_flwr.data.partition import split_samples
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.errors import DataError
 
-#: The configuration keys on which a client's data depends.
-SCENARIO_KEYS = (
-    "seed", "dataset", "data_dir", "classes", "input_shape", "clients", "samples_per_client",
-    "split", "alpha", "min_samples", "copies", "mix", "concept_shares", "corrupted_shares",
-    "test_fraction", "label_noise", "label_noise_rate", "observers_per_concept", "observer_data",
-)  # fmt: skip
 TRAIN = "train"
 OBSERVE = "observe"
 
@@ -41,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What only evaluation and pictures may see; concept -1 where it is not known."""
+    """For evaluation and pictures only; concept is -1 if unknown."""
 
     concept: int
     style: str
@@ -91,20 +89,21 @@ class Plan:
 
 
 class Scenario:
-    """All clients of a configuration, each built when asked for.
+    """All clients, each built when asked for.
 
     Training clients have the indices 0 to ``clients - 1``, observers follow.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+    def __init__(self, settings: DataSettings, seed: int) -> None:
+        self.settings = settings
+        self._seed = seed
         self._plan: Plan | None = None
-        self._spec = spec = DATASETS.get(config.dataset) or own_spec(config)
+        self._spec = spec = DATASETS.get(settings.dataset) or own_spec(settings)
         self.classes = spec.classes
         self.input_shape = spec.input_shape
-        self.clients = config.clients
-        self.observers = len(config.shares()) * spec.test_sets * config.observers_per_concept
-        #: Whether the data says itself who holds what.
+        self.clients = settings.clients
+        self.observers = len(settings.shares()) * spec.test_sets * settings.observers_per_concept
+        #: Whether the data names the owner of each sample.
         self.grouped = bool(spec.owners)
         if self.grouped:
             self.observers = sum(owner.observer for owner in spec.owners)
@@ -112,6 +111,19 @@ class Scenario:
 
     def __len__(self) -> int:
         return self.clients + self.observers
+
+    def smaller(self, scale: float) -> dict[str, int]:
+        """The keys of the same federation with fewer clients of the same size."""
+        settings = self.settings
+        if self.grouped:
+            return {}
+        size = settings.samples_per_client
+        if not size and settings.split != "dirichlet-by-class":
+            outline = self.outline(0)
+            size = outline.fit + outline.test
+        fewest = 2 * len(settings.shares())
+        clients = min(settings.clients, max(math.ceil(settings.clients * scale), fewest))
+        return {"data.clients": clients, "data.samples-per-client": size}
 
     def client(self, index: int) -> ClientData:
         """The data of one client."""
@@ -127,9 +139,9 @@ class Scenario:
         return self._observer(index - self.clients)
 
     def _dataset(self) -> Dataset:
-        config = self._config
-        if config.dataset in DATASETS:
-            return load_dataset(config.dataset, config.data_dir)
+        settings = self.settings
+        if settings.dataset in DATASETS:
+            return load_dataset(settings.dataset, settings.directory)
         return self._spec.load(Path())
 
     def outline(self, index: int) -> Outline:
@@ -137,7 +149,7 @@ class Scenario:
         if self.grouped or index >= self.clients:
             data = self.client(index)
             parts = [data.test.labels, data.fit.labels]
-            same = data.role == OBSERVE and self._config.observer_data == "same"
+            same = data.role == OBSERVE and self.settings.observer_data == "same"
             labels = parts[0] if same else np.concatenate(parts)
             return Outline(data.name, data.role, labels, len(data.fit), len(data.test), data.truth)
         labels, truth, _ = self._training_facts(index)
@@ -151,8 +163,8 @@ class Scenario:
         if truth.style != "none":
             if not (inputs.min() >= 0 and inputs.max() <= 1):
                 raise DataError(
-                    f"dataset = {self._config.dataset!r}: corruptions need pixels from 0 to 1 or "
-                    "bytes: scale them, or set every corrupted share to 0"
+                    f"data.dataset = {self.settings.dataset!r}: corruptions need pixels from 0 to "
+                    "1 or bytes: scale them, or set every corrupted share to 0"
                 )
             name, _, severity = truth.style.rpartition("-")
             inputs = corrupt(inputs, name, int(severity), rng)
@@ -162,16 +174,16 @@ class Scenario:
         self, index: int
     ) -> tuple[NDArray[np.int64], GroundTruth, np.random.Generator]:
         """Labels and truth of a training client, and the generator for its images."""
-        config, plan = self._config, self._whole_plan()
-        rng = np.random.default_rng([config.seed, index, 0xDA7A])
+        settings, plan = self.settings, self._whole_plan()
+        rng = np.random.default_rng([self._seed, index, 0xDA7A])
         concept = int(plan.concepts[index])
         true_labels = self._dataset().train_labels[plan.parts[index]]
         labels = flip_labels(
-            concept_map(concept, self.classes, config.seed)[true_labels],
-            config.label_noise,
-            config.label_noise_rate,
+            concept_map(concept, self.classes, self._seed)[true_labels],
+            settings.label_noise,
+            settings.label_noise_rate,
             self.classes,
-            np.random.default_rng([config.seed, index, 0xF11B]),
+            np.random.default_rng([self._seed, index, 0xF11B]),
         )
         style = "none"
         if plan.corrupted[index]:
@@ -184,9 +196,9 @@ class Scenario:
 
     def _observer(self, index: int) -> ClientData:
         """A balanced test set under one concept."""
-        config, data = self._config, self._dataset()
-        concept, place = divmod(index, self._spec.test_sets * config.observers_per_concept)
-        test_set = place // config.observers_per_concept
+        settings, data = self.settings, self._dataset()
+        concept, place = divmod(index, self._spec.test_sets * settings.observers_per_concept)
+        test_set = place // settings.observers_per_concept
         rows = (
             np.arange(len(data.test_labels))
             if data.test_sets is None
@@ -194,15 +206,15 @@ class Scenario:
         )
         if len(rows) < 2:
             raise DataError(
-                f"dataset = {config.dataset!r}: too few samples are held back for observers: give "
-                "more, or set observers-per-concept to 0"
+                f"data.dataset = {settings.dataset!r}: too few samples are held back for "
+                "observers: give more, or set data.observers-per-concept to 0"
             )
-        # Both halves hold every class alike: every other sample of each class.
+        # Both halves have the same classes: every other sample of each class.
         order = rows[np.argsort(data.test_labels[rows], kind="stable")]
         fit, test = order[index % 2 :: 2], order[1 - index % 2 :: 2]
-        if config.observer_data == "same":
+        if settings.observer_data == "same":
             fit = test = order
-        labels = concept_map(concept, self.classes, config.seed)[data.test_labels]
+        labels = concept_map(concept, self.classes, self._seed)[data.test_labels]
         return ClientData(
             name=f"observer-{index}",
             role=OBSERVE,
@@ -213,9 +225,9 @@ class Scenario:
         )
 
     def _owner(self, index: int) -> ClientData:
-        """A client of data that says itself who holds what: shuffled, otherwise as it is."""
-        config, data, owner = self._config, self._dataset(), self._spec.owners[index]
-        rows = np.random.default_rng([config.seed, index, 0x0E2]).permutation(owner.rows)
+        """A client of data that names the owner of each sample: shuffled, otherwise unchanged."""
+        data, owner = self._dataset(), self._spec.owners[index]
+        rows = np.random.default_rng([self._seed, index, 0x0E2]).permutation(owner.rows)
         return self._put_together(
             owner.name,
             OBSERVE if owner.observer else TRAIN,
@@ -228,52 +240,52 @@ class Scenario:
         held_out = self._held_out(role, len(whole))
         test = Split(whole.inputs[:held_out], whole.labels[:held_out])
         fit = Split(whole.inputs[held_out:], whole.labels[held_out:])
-        if role == OBSERVE and self._config.observer_data == "same":
+        if role == OBSERVE and self.settings.observer_data == "same":
             test = fit = whole
         return ClientData(name, role, fit, test, self.classes, truth)
 
     def _held_out(self, role: str, samples: int) -> int:
         """How many samples are kept for accuracy; at least one is left to fit."""
-        fraction = self._config.test_fraction if role == TRAIN else 0.5
+        fraction = self.settings.test_fraction if role == TRAIN else 0.5
         return min(round(fraction * samples), samples - 1)
 
     def _whole_plan(self) -> Plan:
         if self._plan is None:
-            config = self._config
-            rng = np.random.default_rng([config.seed, 0x5B117])
+            settings = self.settings
+            rng = np.random.default_rng([self._seed, 0x5B117])
             labels = self._dataset().train_labels
             parts = split_samples(
-                np.tile(labels, config.copies),
-                config.split,
-                config.clients,
-                config.samples_per_client,
-                config.alpha,
-                config.min_samples,
+                np.tile(labels, settings.copies),
+                settings.split,
+                settings.clients,
+                settings.samples_per_client,
+                settings.alpha,
+                settings.min_samples,
                 rng,
             )
             concepts, corrupted = assign_concepts(
-                config.shares(), config.corrupted(), config.clients, rng
+                settings.shares(), settings.corrupted(), settings.clients, rng
             )
             self._plan = Plan([part % len(labels) for part in parts], concepts, corrupted)
         return self._plan
 
 
 @lru_cache(maxsize=2)
-def scenario_of(config: RunConfig) -> Scenario:
-    """The scenario of a configuration, built once per process."""
-    return Scenario(config)
+def scenario_of(settings: DataSettings, seed: int) -> Scenario:
+    """The scenario of these settings, built once per process."""
+    return Scenario(settings, seed)
 
 
-def node_config(config: RunConfig, dataset: str, role: str) -> RunConfig:
-    """The configuration under which a node reads a file of its own: nothing is split or shifted.
+def node_settings(settings: DataSettings, seed: int, dataset: str, role: str) -> DataSettings:
+    """The settings under which a node reads a file of its own: nothing is split or shifted.
 
-    The run's classes and input shape hold for it too.
+    Classes and input shape are those of the run.
     """
-    run = scenario_of(config)
+    run = scenario_of(settings, seed)
     return replace(
-        config,
+        settings,
         dataset=dataset,
-        data_dir="",
+        directory="",
         classes=run.classes,
         input_shape=",".join(str(size) for size in run.input_shape),
         clients=1,
@@ -283,15 +295,15 @@ def node_config(config: RunConfig, dataset: str, role: str) -> RunConfig:
         mix="shares",
         concept_shares="1",
         corrupted_shares="0",
-        test_fraction=config.test_fraction if role == TRAIN else 0.5,
+        test_fraction=settings.test_fraction if role == TRAIN else 0.5,
         label_noise="none",
         observers_per_concept=0,
     )
 
 
-def node_client(config: RunConfig, index: int) -> ClientData:
-    """The data of a node under ``node_config``: the whole file, unless it names several clients."""
-    scenario = scenario_of(config)
+def node_client(settings: DataSettings, seed: int, index: int) -> ClientData:
+    """The data of a node under ``node_settings``: all of it, unless it names several clients."""
+    scenario = scenario_of(settings, seed)
     if scenario.grouped:
         return scenario.client(index)
     return replace(scenario.client(0), truth=GroundTruth(-1, "none"))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import zlib
 from pathlib import Path
 
@@ -12,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.data.base import Dataset
+from fedrc_flwr.data.reading import csv_rows, is_number
 from fedrc_flwr.errors import DataError
 
-#: Part of the rows, at either end, from which a test set is taken.
+#: Fraction of the rows at each end from which a test set is taken.
 PERIOD = 0.1
 ELECTRICITY = (
     "date", "day", "period", "nswprice", "nswdemand", "vicprice", "vicdemand", "transfer",
@@ -23,9 +21,9 @@ AIRLINE = (
     "Year", "Month", "DayofMonth", "DayofWeek", "CRSDepTime", "CRSArrTime", "FlightNum",
     "ActualElapsedTime", "Distance", "Diverted",
 )  # fmt: skip
-#: Rows of the table that the paper uses, from the first on.
+#: How many rows the paper uses, counted from the first.
 AIRLINE_ROWS = 58_100
-#: Columns of names, and into how many numbers each is hashed: a node needs no list of all names.
+#: Columns of names and their numbers of hash buckets; hashing needs no list of all names.
 AIRLINE_NAMES = {"UniqueCarrier": 32, "Origin": 64, "Dest": 64}
 AIRLINE_SIZE = len(AIRLINE) + sum(AIRLINE_NAMES.values())
 
@@ -53,29 +51,9 @@ def airline(directory: Path) -> Dataset:
 
 def read_columns(path: Path) -> dict[str, list[str]]:
     """The texts of a CSV file by column; columns without a header line are named 0, 1, ..."""
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        text = content.decode("utf-8-sig")
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: {error}") from None
-    if not rows:
-        raise DataError(f"{path}: the file is empty")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]):
-            raise DataError(
-                f"{path}: row {number} has {len(row)} columns, the first one has {len(rows[0])}"
-            )
-    names = [name.strip() for name in rows[0]]
-    if all(_is_number(name) for name in names):
-        names = [str(place) for place in range(len(names))]
-    else:
-        rows = rows[1:]
-    if len(set(names)) != len(names):
-        raise DataError(f"{path}: two columns have the same name")
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    with csv_rows(path) as (names, rows):
+        columns = zip(*rows, strict=True)
+        return dict(zip(names, map(list, columns), strict=False)) or {name: [] for name in names}
 
 
 def numbers(texts: list[str], name: str, path: Path) -> NDArray[np.float64]:
@@ -85,7 +63,7 @@ def numbers(texts: list[str], name: str, path: Path) -> NDArray[np.float64]:
     except ValueError:
         values = np.full(len(texts), np.nan)
         for place, text in enumerate(texts):
-            if _is_number(text):
+            if is_number(text):
                 values[place] = float(text)
     if not np.isfinite(values).all():
         place = int(np.flatnonzero(~np.isfinite(values))[0])
@@ -102,20 +80,12 @@ def hash_names(names: list[str], size: int) -> NDArray[np.float64]:
     return np.eye(size)[[places[name] for name in names]]
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _find(name: str, directory: Path, patterns: list[str], what: str) -> Path:
     found = sorted(path for pattern in patterns for path in directory.glob(pattern))
     if not found:
         raise DataError(
-            f"{name}: {' or '.join(patterns)} was looked for in {directory.absolute()}, and is not "
-            f"there: put {what} into a directory and set data-dir to it"
+            f"{name}: {' or '.join(patterns)} was not found in {directory.absolute()}: put {what} "
+            "into a directory and set data.directory to it"
         )
     return found[0]
 
@@ -132,7 +102,7 @@ def _split_by_time(inputs: NDArray[np.float64], labels: NDArray[np.int64], scale
     Parameters
     ----------
     inputs : (N, D) in the order of time
-    scaled : how many of the columns, from the first on, get mean 0 and deviation 1
+    scaled : how many of the leading columns are scaled to mean 0 and deviation 1
     """
     rows, length = np.arange(len(labels)), int(PERIOD * len(labels))
     sets = [_balanced(period, labels) for period in (rows[:length], rows[len(rows) - length :])]

@@ -1,4 +1,4 @@
-"""Requests that wait at the same time are answered by one call of the model."""
+"""Batching: requests that wait at the same time are answered by one call of the model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Batcher:
     Parameters
     ----------
     run : the model: (N, ...) to (N, C)
-    max_batch : most samples that the model gets at once
-    delay : seconds to wait for more samples when fewer are there; 0: what is there goes at once
+    max_batch : largest number of samples per call
+    delay : seconds to wait for more samples; 0: do not wait
     observe : called with the number of samples of each call
     """
 
@@ -73,7 +73,7 @@ class Batcher:
             try:
                 joined = [w.inputs for w in taken]
                 answers = await loop.run_in_executor(self._thread, self._answers, joined)
-            except Exception as error:  # whatever the model raises concerns these requests alone
+            except Exception as error:  # an error of the model concerns only these requests
                 for waiting in taken:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
@@ -87,7 +87,7 @@ class Batcher:
         taken: list[_Waiting] = []
         size = 0
         while self._waiting:
-            if self._waiting[0].answer.done():  # whoever asked has gone
+            if self._waiting[0].answer.done():  # the client is gone
                 self._waiting.popleft()
                 continue
             size += len(self._waiting[0].inputs)

@@ -1,4 +1,4 @@
-"""What the server answers, whatever the transport: checks, limits, batches, metrics."""
+"""The part of the server that both transports share: checks, limits, batches, metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedrc_flwr import __version__
 from fedrc_flwr.data.base import as_floats
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.inference.batching import Batcher
-from fedrc_flwr.inference.personal import Personal
+from fedrc_flwr.inference.personalised import Personal
 
 SERVER, VERSION = "fedrc-flwr", "1"
 INPUT, PROBABILITIES, LABEL = "input", "probabilities", "label"
-#: The protocol's names of what is understood, and what they are in memory.
+#: Supported data types by the protocol's names, with their NumPy types.
 INPUT_TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 OUTPUT_TYPES = {PROBABILITIES: "FP32", LABEL: "INT64"}
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -106,7 +106,7 @@ class Endpoint:
         }
 
     def check_name(self, name: str, version: str) -> None:
-        """Refuse to speak for a model that is not served."""
+        """Refuse requests for another model."""
         if name != self.name or version not in ("", VERSION):
             asked = f"{name!r} version {version!r}" if version else repr(name)
             raise Refused(
@@ -114,13 +114,13 @@ class Endpoint:
             )
 
     async def counted(self, transport: str, answer: Callable[[], Awaitable[Any]]) -> Any:
-        """An inference request from its arrival to its answer, within the limit."""
+        """Answer an inference request, or refuse it if too many are in progress."""
         started = time.perf_counter()
         outcome = "failed"
         try:
             if self._under_way >= self._max_requests:
                 raise Refused(
-                    Reason.BUSY, f"{self._under_way} requests are under way: try again later"
+                    Reason.BUSY, f"{self._under_way} requests are in progress: try again later"
                 )
             self._under_way += 1
             try:
@@ -196,5 +196,5 @@ def _values(content: bytes | Sequence[float], dtype: np.dtype[Any]) -> NDArray[A
         raise Refused(Reason.INVALID, "the data is not a list of numbers") from None
     if dtype.kind == "u" and not ((numbers >= 0) & (numbers <= 255) & (numbers % 1 == 0)).all():
         raise Refused(Reason.INVALID, "UINT8 data: expected whole numbers from 0 to 255")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, and is refused
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinity and are refused
         return numbers.astype(dtype)

@@ -1,4 +1,4 @@
-"""A client's model as one file that needs nothing of this package: torch.export or ONNX."""
+"""A client's model as one file that does not need this package: torch.export or ONNX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedrc_flwr.errors import CheckpointError, ConfigError
-from fedrc_flwr.inference.personal import Personal, personal_module, torch_runner
+from fedrc_flwr.files import replacing
+from fedrc_flwr.inference.personalised import Personal, personal_module, torch_runner
 from fedrc_flwr.inference.trained import Trained
 from fedrc_flwr.inference.weights import Weights
 
@@ -50,24 +51,19 @@ def export_model(path: Path, trained: Trained, weights: Weights, hard: bool) -> 
     # Two samples: a batch of one would be taken for a fixed length.
     example = (torch.zeros(2, *trained.input_shape),)
     shapes = ({0: torch.export.Dim("batch", min=1)},)
-    beside = path.with_name(f".{path.name}.tmp{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _quiet():
+        with replacing(path) as beside, _quiet():
             if path.suffix == ".onnx":
                 _write_onnx(beside, module, example, shapes, about)
             else:
                 program = torch.export.export(module, example, dynamic_shapes=shapes)
                 torch.export.save(program, beside, extra_files={ABOUT: json.dumps(about)})
-        os.replace(beside, path)
     except OSError as error:
         raise ConfigError(f"--out {path}: {error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def check_export(path: Path) -> None:
-    """Refuse a name that says nothing of a form, or a form that cannot be written here."""
+    """Refuse an unknown suffix, or a format whose packages are missing."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--out {path}: expected a name that ends in {' or '.join(SUFFIXES)}")
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
@@ -78,7 +74,7 @@ def check_export(path: Path) -> None:
 
 
 def load_exported(path: Path) -> Personal:
-    """A file that ``export_model`` wrote, to be asked through torch or onnxruntime.
+    """Load a file that ``export_model`` wrote, to be run by torch or onnxruntime.
 
     torch reads parts of a .pt2 file as pickles: open only files from those you trust.
     """
@@ -110,7 +106,7 @@ def _load_torch(path: Path) -> Personal:
     try:
         with _quiet():
             module = torch.export.load(path, extra_files=files).module()
-    except Exception as error:  # torch has no error of its own for a torn file
+    except Exception as error:  # torch raises various errors for a truncated file
         raise CheckpointError(f"{path}: torn or not a torch.export file ({error})") from None
     about = _about(files[ABOUT], path)
     run = torch_runner(module, torch.device("cpu"))
@@ -126,7 +122,7 @@ def _load_onnx(path: Path) -> Personal:
         ) from None
     try:
         session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # one class a failure, none of them public
+    except Exception as error:  # onnxruntime's error classes are not public
         raise CheckpointError(f"{path}: torn or not an ONNX file ({error})") from None
     about = _about(session.get_modelmeta().custom_metadata_map.get(ABOUT, ""), path)
 
@@ -156,16 +152,16 @@ def _checked(path: Path, about: dict[str, Any], run: Any, platform: str) -> Pers
     shape, classes = tuple(about["input_shape"]), int(about["classes"])
     try:
         found = run(np.zeros((1, *shape), dtype=np.float32)).shape
-    except Exception as error:  # whatever the runtime makes of a wrong shape
+    except Exception as error:  # runtimes raise various errors for a wrong shape
         raise CheckpointError(f"{path}: does not take inputs of shape {shape} ({error})") from None
     if found != (1, classes):
-        raise CheckpointError(f"{path}: expected {classes} probabilities a sample, found {found}")
+        raise CheckpointError(f"{path}: expected {classes} probabilities per sample, found {found}")
     return Personal(shape, classes, run, platform)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters talk of their own inner life; what fails is raised all the same."""
+    """Silence the exporters' logs and warnings; errors are still raised."""
     level = logging.getLogger("torch.onnx").level
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

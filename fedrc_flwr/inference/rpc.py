@@ -54,7 +54,7 @@ def _answering(
             return response
         except Refused as refused:
             code, reason = _CODES[refused.reason], str(refused)
-        except Exception as error:  # a model that fails must not take the server with it
+        except Exception as error:  # a failing model must not stop the server
             _log.exception("%s failed", name)
             code, reason = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
         return await context.abort(code, reason)  # type: ignore[no-any-return]

@@ -1,17 +1,14 @@
 """Samples to assign or predict: files of any size read in batches, or a scenario's client.
 
-The forms are those of ``fedrc_flwr.data.own``, and what happens to the values is what happened in
-training: bytes become numbers from 0 to 1, all else is taken as it is. Labels may be missing.
+The forms are those of ``fedrc_flwr.data.own``, and values are treated as in training: bytes become
+numbers from 0 to 1, everything else stays as it is. Labels may be missing.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import itertools
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,13 +20,13 @@ from numpy.typing import NDArray
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.base import as_floats
 from fedrc_flwr.data.images import read_image
-from fedrc_flwr.data.own import ABOUT, IMAGES
+from fedrc_flwr.data.own import ABOUT
+from fedrc_flwr.data.reading import FOLDER, NPZ, TORN, csv_rows, form_of, image_files
 from fedrc_flwr.data.scenario import ClientData, Split, scenario_of
 from fedrc_flwr.data.tabular import numbers
 from fedrc_flwr.errors import DataError
 
 BATCH = 1024
-_TORN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,13 @@ def read_batches(
     if not path.exists():
         raise DataError(f"{path}: no such file or folder: expected samples to read")
     parts: Iterator[tuple[NDArray[Any], NDArray[Any] | None]]
-    if path.is_dir():
+    form = form_of(path)
+    if form == FOLDER:
         parts = _from_folder(path, input_shape, classes, size)
-    elif path.suffix == ".npz":
+    elif form == NPZ:
         parts = _from_npz(path, input_shape, size)
-    elif path.suffix == ".csv" or path.suffixes[-2:] == [".csv", ".gz"]:
-        parts = _from_csv(path, input_shape, size)
     else:
-        raise DataError(f"{path}: expected a .npz, .csv or .csv.gz file, or a folder of images")
+        parts = _from_csv(path, input_shape, size)
     seen = 0
     for inputs, labels in parts:
         checked = _check_inputs(inputs, input_shape, path, seen)
@@ -77,7 +73,7 @@ def read_labelled(path: Path, input_shape: tuple[int, ...], classes: int) -> Spl
 
 def scenario_client(config: RunConfig, name: str) -> ClientData:
     """A client of the run's scenario by its name, built as the run itself built it."""
-    scenario = scenario_of(config)
+    scenario = scenario_of(config.data, config.seed)
     names = []
     for index in range(len(scenario)):
         names.append(scenario.outline(index).name)
@@ -126,7 +122,7 @@ def _from_npz(
                         raise DataError(f"{path}: x is cut short in sample {start}")
                     part = np.frombuffer(content, dtype).reshape(rows, *input_shape)
                     yield part, None if labels is None else labels[start : start + rows]
-    except _TORN as error:
+    except TORN as error:
         raise DataError(f"{path}: torn or not a .npz file of plain arrays ({error})") from None
 
 
@@ -146,67 +142,41 @@ def _header(member: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[An
 def _from_csv(
     path: Path, input_shape: tuple[int, ...], size: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
-    """As in training, column ``y`` or else the last one is the label, where there is one too many.
+    """As in training, column ``y`` or else the last one is the label, if there is a label.
 
     Columns ``client``, ``concept``, ``style`` and ``observer`` are left out.
     """
     if len(input_shape) != 1:
         raise _wrong_shape(path, input_shape, "rows of a table")
-    try:
-        with _opened(path) as text:
-            rows: Iterator[list[str]] = (row for row in csv.reader(text) if row)
-            first = next(rows, None)
-            if first is None:
-                return
-            names = [name.strip() for name in first]
-            if all(_is_number(name) for name in names):
-                names = [str(place) for place in range(len(names))]
-                rows = itertools.chain([first], rows)
-            features = [place for place, name in enumerate(names) if name not in ABOUT]
-            label = next((place for place in features if names[place] == "y"), None)
-            if label is None and len(features) == input_shape[0] + 1:
-                label = features[-1]
-            features = [place for place in features if place != label]
-            if len(features) != input_shape[0]:
-                raise _wrong_shape(path, input_shape, (len(features),))
-            while part := list(itertools.islice(rows, size)):
-                if any(len(row) != len(names) for row in part):
-                    raise DataError(f"{path}: expected {len(names)} columns in every row")
-                columns = [numbers([row[p] for row in part], names[p], path) for p in features]
-                found = None
-                if label is not None:
-                    found = numbers([row[label] for row in part], names[label], path)
-                # Training read the columns as float64 and rounded them once.
-                yield np.stack(columns, axis=1), found
-    except (*_TORN, csv.Error) as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    with csv_rows(path) as (names, rows):
+        features = [place for place, name in enumerate(names) if name not in ABOUT]
+        label = next((place for place in features if names[place] == "y"), None)
+        if label is None and len(features) == input_shape[0] + 1:
+            label = features[-1]
+        features = [place for place in features if place != label]
+        if len(features) != input_shape[0]:
+            raise _wrong_shape(path, input_shape, (len(features),))
+        while part := list(itertools.islice(rows, size)):
+            columns = [numbers([row[p] for row in part], names[p], path) for p in features]
+            found = None
+            if label is not None:
+                found = numbers([row[label] for row in part], names[label], path)
+            # Training read the columns as float64 and rounded them once.
+            yield np.stack(columns, axis=1), found
 
 
 def _from_folder(
     path: Path, input_shape: tuple[int, ...], classes: int, size: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
-    """Images beside one another without labels, or one subfolder per class, in their order."""
+    """Images without labels, or one subfolder per class in the order of their names."""
     mode = "L" if len(input_shape) == 2 else "RGB"
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    folders, files = image_files(path)
     if folders and len(folders) != classes:
         raise DataError(
             f"{path}: expected {classes} subfolders, one per class and empty where there is no "
             f"image of it, found {len(folders)}"
         )
-    files: Iterable[tuple[Path, int]] = (
-        (file, label)
-        for label, folder in enumerate(folders or [path])
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in IMAGES
-    )
-    iterator = iter(files)
-    while part := list(itertools.islice(iterator, size)):
+    while part := list(itertools.islice(files, size)):
         images = []
         for file, _ in part:
             image = read_image(file, mode)
@@ -215,14 +185,6 @@ def _from_folder(
             images.append(image)
         labels = np.array([label for _, label in part]) if folders else None
         yield np.stack(images), labels
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # --- checks --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import Broadcast, ClusteredAlgorithm
+from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.messages import Broadcast
 from fedrc_flwr.bank import ModelBank, choose_device
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, latest_checkpoint, load_checkpoint
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import RunConfig, build_algorithm, load_config
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import Membership, ServerState
@@ -31,7 +30,7 @@ class Trained:
     Parameters
     ----------
     where : the checkpoint's path, for messages
-    broadcast : what the run's clients got for their last evaluation: models and label prior
+    broadcast : the last broadcast for evaluation: models and label prior
     """
 
     where: Path
@@ -46,12 +45,12 @@ class Trained:
 
     @property
     def membership(self) -> Membership:
-        """The clusters that are alive, and what became of the others."""
+        """The current clusters, and what the others were merged into."""
         return self.state.membership
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """Ids of the living clusters."""
+        """Ids of the current clusters."""
         return self.state.clusters
 
     def log_probabilities(self, inputs: NDArray[np.float32]) -> Tensor:
@@ -77,8 +76,8 @@ def load_trained(
     path = Path(path)
     checkpoint, where = _find(path, warn or (lambda text: None))
     config = _config(checkpoint, where)
-    bank = _bank(checkpoint, config, where, device)
     algorithm = build_algorithm(config)
+    bank = _bank(checkpoint, config, algorithm.shared_body, where, device)
     state = checkpoint.state
     _check_counts(checkpoint, where)
     return Trained(
@@ -111,32 +110,33 @@ def _find(path: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, Path]:
 def _config(checkpoint: Checkpoint, where: Path) -> RunConfig:
     """The run's configuration; its scenario file is not needed, since every key is in here."""
     try:
-        known = load_config({**checkpoint.config, "scenario": RunConfig.scenario})
-        return replace(known, scenario=str(checkpoint.config["scenario"]))
+        return load_config({**checkpoint.config, "resolved": True})
     except (ConfigError, KeyError, TypeError) as error:
         raise CheckpointError(f"{where}: its configuration cannot be used here: {error}") from None
 
 
-def _bank(checkpoint: Checkpoint, config: RunConfig, where: Path, device: str) -> ModelBank:
+def _bank(
+    checkpoint: Checkpoint, config: RunConfig, shared_body: bool, where: Path, device: str
+) -> ModelBank:
     state, shape, classes = checkpoint.state, checkpoint.input_shape, checkpoint.classes
     try:
         models = [
-            build_model(config, shape, classes, seed=0, weights=False) for _ in state.clusters
+            build_model(config.model, shape, classes, seed=0, weights=False) for _ in state.clusters
         ]
     except (ConfigError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{where}: its network cannot be built: {error}") from None
-    bank = ModelBank(models, choose_device(device), config.shared_body, config.mixed_precision)
+    bank = ModelBank(models, choose_device(device), shared_body, config.model.reduced_precision())
     if bank.layout != checkpoint.layout:
         raise CheckpointError(
-            f"{where}: holds a network of layout {checkpoint.layout}, but model = "
-            f"{config.model!r} for inputs {shape} and {classes} classes has layout {bank.layout}: "
+            f"{where}: holds a network of layout {checkpoint.layout}, but "
+            f"{config.model.chosen(shape)} for inputs {shape} and {classes} classes has layout "
+            f"{bank.layout}: "
             "use the version and the network with which it was trained"
         )
-    if (state.body is None) == config.shared_body:
+    if (state.body is None) == shared_body:
         found = "none" if state.body is None else "one"
         raise CheckpointError(
-            f"{where}: shared-body = {config.shared_body} expects "
-            f"{'one' if config.shared_body else 'no'} body, found {found}"
+            f"{where}: expected {'one' if shared_body else 'no'} shared body, found {found}"
         )
     try:
         bank.load([state.models[c] for c in state.clusters], state.body)
@@ -156,7 +156,7 @@ def _check_counts(checkpoint: Checkpoint, where: Path) -> None:
 
 
 def as_tensor(inputs: NDArray[np.float32]) -> Tensor:
-    """An array as a tensor; torch wants to be allowed to write to it."""
+    """An array as a tensor; copied if it is not writable, which torch requires."""
     return torch.from_numpy(np.require(inputs, requirements=["C", "W"]))
 
 

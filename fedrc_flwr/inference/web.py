@@ -108,8 +108,8 @@ def _guarded(
         except _TooLarge as error:
             return JSONResponse({"error": str(error)}, 413)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
-        except Exception as error:  # a model that fails must not take the server with it
+            return Response(status_code=400)  # the client is gone
+        except Exception as error:  # a failing model must not stop the server
             _log.exception("%s failed", request.url.path)
             return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
 

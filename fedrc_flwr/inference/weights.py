@@ -1,4 +1,4 @@
-"""One client's mixture weights on disk, and where they may come from."""
+"""One client's mixture weights: from a file, or from a client's state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Weights:
 
 
 def write_weights(path: Path, trained: Trained, weights: Weights, about: dict[str, Any]) -> None:
-    """Save weights as JSON, with what is needed to see later whether a checkpoint fits them."""
+    """Save weights as JSON, with what is needed to check later that they fit a checkpoint."""
     write_json(
         path,
         {
@@ -62,7 +62,8 @@ def write_weights(path: Path, trained: Trained, weights: Weights, about: dict[st
 def read_weights(path: Path, trained: Trained) -> Weights:
     """Weights that ``write_weights`` saved, over the checkpoint's clusters.
 
-    They may stem from an earlier round of the run: clusters that were merged since are followed.
+    They may come from an earlier round of the run: weights of clusters that were merged since are
+    added.
     """
     try:
         content = json.loads(path.read_text("utf-8"))

@@ -2,21 +2,95 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+
 import torch
 from torch import nn
 
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.keys import MODELS
 from fedrc_flwr.models.small import cnn, mlp
 from fedrc_flwr.models.split import SplitModel
 from fedrc_flwr.plugins import is_reference, load_function
+from fedrc_flwr.settings import key
 
-__all__ = ["MODELS", "SplitModel", "build_model"]
+__all__ = ["MODELS", "ModelSettings", "SplitModel", "build_model"]
+MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
+VISION = ("mobilenet-v2", "resnet18")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network that is trained."""
+
+    network: str = key(
+        "",
+        "The network: `mlp`, `cnn`, `mobilenet-v2`, `resnet18`, or your own "
+        "`package.module:function`, called with `input_shape` and `classes`. Empty: `cnn` for "
+        "images of at least 16 x 16 pixels, else `mlp`.",
+        common=True,
+    )
+    hidden: int = key(64, "Hidden units of the `mlp`.", low=1, high=65_536, common=True)
+    standardise: bool = key(
+        False,
+        "The `mlp` subtracts each sample's mean and divides by its standard deviation, as the "
+        "`cnn` always does. Meant for images.",
+    )
+    width: float = key(
+        1.0,
+        "Size of the layers of the `cnn`: 1 is the paper's; 0.25 has a quarter of its channels and "
+        "dense units, at a fourteenth of the arithmetic.",
+        above=0.0,
+        high=8.0,
+    )
+    weights: str = key(
+        "",
+        "File with initial weights of the backbone of `mobilenet-v2` or `resnet18`, read by the "
+        "server. Empty: random.",
+    )
+    small_stem: bool = key(
+        False,
+        "`mobilenet-v2` and `resnet18` halve the image less often, for about 32 x 32 pixels.",
+    )
+    norm: str = key(
+        "batch", "Normalisation of `mobilenet-v2` and `resnet18`.", choices=("batch", "group")
+    )
+    mixed_precision: bool = key(False, "Run the networks in bfloat16 (meant for CUDA devices).")
+
+    def __post_init__(self) -> None:
+        if self.network and self.network not in MODELS and not is_reference(self.network):
+            raise ConfigError(
+                f"model.network = {self.network!r}: expected {', '.join(MODELS)} or "
+                "package.module:function"
+            )
+        if self.weights and self.network not in VISION:
+            raise ConfigError(
+                f"model.weights = {self.weights!r}: only for model.network = "
+                f"{' or '.join(VISION)}, which is {self.network!r} here"
+            )
+
+    def located(self) -> ModelSettings:
+        """The same with an absolute path: the app runs in another directory."""
+        if not self.weights:
+            return self
+        return replace(self, weights=str(Path(self.weights).expanduser().resolve()))
+
+    def reduced_precision(self) -> bool:
+        """Whether the networks run in bfloat16."""
+        return self.mixed_precision
+
+    def named(self) -> str:
+        """The network's name, where no sample is at hand."""
+        return self.network or "network chosen by the data"
+
+    def chosen(self, input_shape: tuple[int, ...]) -> str:
+        """The network's name: as set, or by the shape of a sample."""
+        image = len(input_shape) >= 2 and min(input_shape[-2:]) >= 16
+        return self.network or ("cnn" if image else "mlp")
 
 
 def build_model(
-    config: RunConfig,
+    settings: ModelSettings,
     input_shape: tuple[int, ...],
     classes: int,
     seed: int,
@@ -26,41 +100,41 @@ def build_model(
 
     Parameters
     ----------
-    weights : whether ``model-weights`` is read; a client, whose parameters come by wire, needs no
-        such file
+    weights : whether ``model.weights`` is read; clients do not need it, because they receive their
+        parameters
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        path = config.model_weights if weights else ""
-        if config.model == "mlp":
-            return mlp(input_shape, classes, config.hidden, config.standardise)
-        if config.model == "cnn":
-            return cnn(input_shape, classes, config.width)
-        if config.model in ("mobilenet-v2", "resnet18"):
+        name = settings.chosen(input_shape)
+        if name == "mlp":
+            return mlp(input_shape, classes, settings.hidden, settings.standardise)
+        if name == "cnn":
+            return cnn(input_shape, classes, settings.width)
+        if name in VISION:
             from fedrc_flwr.models import vision
 
-            build = vision.resnet18 if config.model == "resnet18" else vision.mobilenet_v2
-            return build(input_shape, classes, config.norm, config.small_stem, path)
-        if is_reference(config.model):
-            return _own(config.model, input_shape, classes)
-    raise ConfigError(f"model = {config.model!r}: expected {', '.join(MODELS)}")
+            build = vision.resnet18 if name == "resnet18" else vision.mobilenet_v2
+            path = settings.weights if weights else ""
+            return build(input_shape, classes, settings.norm, settings.small_stem, path)
+        return _own(name, input_shape, classes)
 
 
 def _own(reference: str, input_shape: tuple[int, ...], classes: int) -> SplitModel:
     """The user's network: called with ``input_shape`` and ``classes``, split into body and head."""
-    build = load_function("model", reference)
+    build = load_function("model.network", reference)
     try:
         model = build(input_shape=input_shape, classes=classes)
     except Exception as error:
         raise ConfigError(
-            f"model = {reference!r}: the function failed with {type(error).__name__}: {error}"
+            f"model.network = {reference!r}: the function failed with {type(error).__name__}: "
+            f"{error}"
         ) from error
     if isinstance(model, SplitModel):
         return model
     body, head = getattr(model, "body", None), getattr(model, "head", None)
     if not isinstance(body, nn.Module) or not isinstance(head, nn.Module):
         raise ConfigError(
-            f"model = {reference!r}: the function returned {type(model).__name__}, expected a "
-            "SplitModel or a module whose `body` and `head` are modules"
+            f"model.network = {reference!r}: the function returned {type(model).__name__}, "
+            "expected a SplitModel or a module whose `body` and `head` are modules"
         )
     return SplitModel(body, head)

@@ -1,4 +1,4 @@
-"""Small networks of our own: no normalisation layers, quick on a CPU."""
+"""Small networks without normalisation layers, fast on a CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ON_X86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_
 
 
 class Blocked(nn.Sequential):
-    """Layers that on an x86 CPU hand images on in the memory format of its kernels.
+    """Layers that on an x86 CPU pass images on in the memory format of its kernels.
 
-    Else every convolution would bring its input into that format and its output back. These
-    kernels' pooling loses NaN: networks and samples are checked when they arrive.
+    Otherwise every convolution would convert its input to that format and its output back. Pooling
+    in these kernels loses NaN, so networks and samples are checked when they arrive.
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the layers make of images (N, C, H, W)."""
+        """The output of the layers for images (N, C, H, W)."""
         blocks = _kernels_have_blocks(images)
         values = images.to_mkldnn() if blocks else images
         for layer in self:
@@ -30,23 +30,23 @@ class Blocked(nn.Sequential):
 
 
 def _kernels_have_blocks(images: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not ON_X86:  # compiling is exporting, too
+    if torch.compiler.is_compiling() or not ON_X86:  # also true while exporting
         return False
     plain = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return images.device.type == "cpu" and plain and len(images) > 0
 
 
 class Standardise(nn.Module):
-    """Each image less its mean, over its deviation.
+    """Subtract each image's mean and divide by its standard deviation.
 
-    Networks need fewer rounds with it than with numbers between 0 and 1, and how bright or rich in
-    contrast a client's images are hardly tells them anything any more.
+    Training then needs fewer rounds than with numbers between 0 and 1, and the brightness and
+    contrast of a client's images have little effect.
     """
 
-    FLAT = 0.01  # added to the deviation: a flat image stays one
+    FLAT = 0.01  # added to the deviation, so that a constant image stays constant
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, ...) as before, with mean 0 and deviation 1 each."""
+        """Images of the same shape (N, ...), each with mean 0 and standard deviation 1."""
         values = tuple(range(1, images.dim()))
         centred = images - images.mean(dim=values, keepdim=True)
         deviation = centred.square().mean(dim=values, keepdim=True).sqrt()
@@ -69,16 +69,17 @@ def mlp(
 def cnn(input_shape: tuple[int, ...], classes: int, width: float = 1.0) -> SplitModel:
     """Two 5 x 5 convolutions of 32 and 64 channels with pooling, and a dense layer of 2048.
 
-    It sees images that are standardised one by one. With another ``width`` than 1 all three layers
-    have that many times the units, rounded, and at least one.
+    Each image is standardised first. ``width`` multiplies the units of all three layers, rounded,
+    at least one.
     """
     channels, rows, columns = image_shape("cnn", input_shape)
     if min(rows, columns) < 4:
         raise ConfigError(
-            f"model = 'cnn': images of {rows} x {columns} are too small, expected 4 x 4 or more"
+            f"model.network = 'cnn': images of {rows} x {columns} are too small, expected 4 x 4 or "
+            "more"
         )
     first, second, dense = (max(1, round(width * units)) for units in (32, 64, 2048))
-    # Pooling and rectifying may change places, and a quarter of the numbers is left to rectify.
+    # Pooling before ReLU gives the same result, and leaves a quarter of the numbers for ReLU.
     convolutions = Blocked(
         nn.Conv2d(channels, first, 5, padding=2),
         nn.MaxPool2d(2),
@@ -105,6 +106,6 @@ def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int
     if len(input_shape) == 3:
         return input_shape
     raise ConfigError(
-        f"model = {model!r}: expected images, (H, W) or (C, H, W), but the data's samples have the "
-        f"shape {input_shape}: choose another model, such as mlp"
+        f"model.network = {model!r}: expected images, (H, W) or (C, H, W), but the data's samples "
+        f"have the shape {input_shape}: choose another network, such as mlp"
     )

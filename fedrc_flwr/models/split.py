@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class SplitModel(nn.Module):
-    """A network whose penultimate features can be had, and whose body can be shared."""
+    """A network with a body (feature extractor), which can be shared, and a head."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()

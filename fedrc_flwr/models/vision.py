@@ -1,4 +1,4 @@
-"""torchvision's backbones, fitted to small images and to federations."""
+"""torchvision's backbones, adapted to small images and to federations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImageNetInput(nn.Module):
         """Scaled images of three channels."""
         if images.dim() == 3:
             images = images.unsqueeze(1)
-        # Made here and not kept as buffers: a network's buffers travel with its parameters.
+        # Not kept as buffers, because buffers are sent with the parameters.
         mean = images.new_tensor(self.MEAN).view(3, 1, 1)
         deviation = images.new_tensor(self.DEVIATION).view(3, 1, 1)
         return (images.expand(-1, 3, -1, -1) - mean) / deviation
@@ -36,7 +36,7 @@ def mobilenet_v2(
     input_shape: tuple[int, ...], classes: int, norm: str, small_stem: bool, weights: str
 ) -> SplitModel:
     """MobileNetV2. The small stem leaves out the first two of its five halvings of the image."""
-    build = load_torchvision("models", "model = 'mobilenet-v2'").mobilenet_v2
+    build = load_torchvision("models", "model.network = 'mobilenet-v2'").mobilenet_v2
 
     _check_channels("mobilenet-v2", input_shape)
     features = build(num_classes=classes).features
@@ -52,7 +52,7 @@ def resnet18(
     input_shape: tuple[int, ...], classes: int, norm: str, small_stem: bool, weights: str
 ) -> SplitModel:
     """ResNet18. The small stem is a 3 x 3 convolution without stride and no pooling after it."""
-    build = load_torchvision("models", "model = 'resnet18'").resnet18
+    build = load_torchvision("models", "model.network = 'resnet18'").resnet18
 
     _check_channels("resnet18", input_shape)
     network = build(num_classes=classes)
@@ -67,7 +67,9 @@ def resnet18(
 def _check_channels(model: str, input_shape: tuple[int, ...]) -> None:
     channels = image_shape(model, input_shape)[0]
     if channels not in (1, 3):
-        raise ConfigError(f"model = {model!r}: expected images of 1 or 3 channels, not {channels}")
+        raise ConfigError(
+            f"model.network = {model!r}: expected images of 1 or 3 channels, not {channels}"
+        )
 
 
 def _finish(
@@ -81,7 +83,7 @@ def _finish(
 
 
 def _replace_batch_norm(module: nn.Module) -> None:
-    """GroupNorm wherever there was BatchNorm: nothing in it depends on a client's other samples."""
+    """Replace BatchNorm by GroupNorm, which does not depend on the other samples of a batch."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, nn.GroupNorm(GROUPS, child.num_features))
@@ -92,8 +94,8 @@ def _replace_batch_norm(module: nn.Module) -> None:
 def load_backbone(backbone: nn.Module, path: str, prefix: str) -> None:
     """Fill a backbone from a file of tensors; a classifier in the file is left out.
 
-    Tensors are found by name, with or without ``prefix``; where names do not fit, by order, if
-    number and shapes agree. Nothing but tensors is read from the file.
+    Tensors are found by name, with or without ``prefix``; if names do not match, by order, provided
+    that number and shapes agree. Only tensors are read from the file.
     """
     found, wanted = _read_tensors(path), backbone.state_dict()
     by_name = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -105,15 +107,15 @@ def load_backbone(backbone: nn.Module, path: str, prefix: str) -> None:
             by_name, unfit = by_order, []
     if unfit:
         raise ConfigError(
-            f"model-weights = {path!r}: {len(unfit)} of the backbone's {len(wanted)} tensors are "
-            f"not in the file, the first one is {unfit[0]}: expected the weights of this model "
-            "with the same small-stem"
+            f"model.weights = {path!r}: {len(unfit)} of the backbone's {len(wanted)} tensors are "
+            f"not in the file, the first one is {unfit[0]}: expected the weights of this "
+            "network with the same model.small-stem"
         )
     backbone.load_state_dict({name: by_name[name] for name in wanted})
 
 
 def _unfit(wanted: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
-    """The tensors that are wanted and not given in their shape."""
+    """The tensors that are missing or have another shape."""
     return [
         f"{name} {tuple(tensor.shape)}"
         for name, tensor in wanted.items()
@@ -133,9 +135,9 @@ def _read_tensors(path: str) -> dict[str, Tensor]:
     try:
         content = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"model-weights = {path!r}: {error}") from None
+        raise ConfigError(f"model.weights = {path!r}: {error}") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
-        raise ConfigError(f"model-weights = {path!r}: expected a saved state_dict, tensors by name")
+        raise ConfigError(f"model.weights = {path!r}: expected a saved state_dict, tensors by name")
     return content

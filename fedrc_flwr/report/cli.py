@@ -1,4 +1,4 @@
-"""The commands of ``fedrc`` that show a run; thin on the modules beside this one."""
+"""The commands ``fedrc report`` and ``fedrc watch``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedrc_flwr.errors import DataError, FedRCError
+from fedrc_flwr.errors import MISUSED, DataError, FedRCError
 
-MISUSED = 2
 Run = Annotated[Path, typer.Argument(help="The run's directory.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Hang the commands into ``fedrc``."""
+    """Add the commands to ``fedrc``."""
     for command in (report, watch):
         app.command()(command)
 
@@ -28,7 +27,7 @@ def report(
         Path | None, typer.Option(help="Also draw every figure as PNG and SVG into this directory.")
     ] = None,
 ) -> None:
-    """Make one HTML page of a run: also while it goes on, or after a crash."""
+    """Make one HTML page of a run, which may still be running or have crashed."""
     from fedrc_flwr.report.contents import gather
     from fedrc_flwr.report.drawings import draw_figures
     from fedrc_flwr.report.page import write_page
@@ -47,11 +46,11 @@ def report(
 def watch(
     run: Run,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond loopback a token is asked for.")
+        str, typer.Option(help="Address to listen on; a token is required beyond loopback.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
 ) -> None:
-    """Serve a run's page while the run goes on; it updates by itself."""
+    """Serve a live page of a run."""
     import secrets
 
     from fedrc_flwr.report.watch import address_of, bind, serve
@@ -64,18 +63,18 @@ def watch(
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None
     token = None if local else secrets.token_urlsafe(24)
-    typer.echo(f"watching {run} on {address_of(listening, host, token)} (Ctrl-C ends it)")
+    typer.echo(f"watching {run} on {address_of(listening, host, token)} (Ctrl-C to stop)")
     if not local:
-        typer.echo("the page travels unencrypted: put TLS in front where the network is not yours")
+        typer.echo("the connection is not encrypted: use a TLS proxy on untrusted networks")
     serve(run, listening, token)
 
 
 def show_page(run: Path, err: bool = False) -> None:
-    """At the end of a run, make its page and say where it is; a page that fails harms nothing."""
+    """Make a run's page at its end and say where it is; errors are only reported."""
     from fedrc_flwr.report.page import write_page
 
     if not run.is_dir():
-        return  # it ended before it began
+        return  # it ended before its first round
     try:
         typer.echo(f"report in {write_page(run).resolve()}", err=err)
     except (FedRCError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: After Paul Tol's schemes: told apart by people with any colour vision, on light and dark.
+#: After Paul Tol's schemes: distinguishable with any colour vision, on light and dark.
 PALETTE = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
     "#ee7733", "#44aa99", "#999933", "#bb88dd", "#997700", "#88a0b0",

@@ -1,7 +1,7 @@
 """What a report shows, computed once from a run's files; the page and the pictures draw it.
 
-It only reads, so it can be made at any time: while the run goes on, after a crash, or of a
-directory in which nothing has happened yet.
+It only reads, so it can be made at any time: while the run is going, after a crash, or before the
+first round.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, has_checkpoint, latest_checkpoint
-from fedrc_flwr.config import RunConfig
+from fedrc_flwr.config import all_keys
 from fedrc_flwr.errors import CheckpointError, DataError
 from fedrc_flwr.report.history import History, history
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, plain, read_events, read_json
 from fedrc_flwr.report.population import Population, nobody, population
 from fedrc_flwr.report.summary import adjusted_rand_index
 
-#: Where a run's files are says nothing about the run, and a page may be passed on.
-LEFT_OUT = ("output-dir", "run-name", "state-dir", "resume", "scenario", "algorithm", "seed")
-NAMES = {"fedrc": "FedRC", "fedem": "FedEM", "ifca": "IFCA", "fedavg": "FedAvg"}
+#: Paths are left out, because a page may be passed on.
+LEFT_OUT = (
+    "run.output-dir", "run.name", "run.state-dir", "run.resume", "run.resume-round", "resolved",
+    "data.directory", "scenario", "algorithm", "seed",
+)  # fmt: skip
+NAMES = {name: algorithm.title for name, algorithm in ALGORITHMS.items()}
 UNFINISHED = "unfinished"
 
 
@@ -31,10 +35,10 @@ class Contents:
 
     Parameters
     ----------
-    status : completed, failed, stopped; unfinished: going on, or killed
+    status : completed, failed, stopped; unfinished: running, or killed
     facts : what was run and what came out, as label and text
     settings : keys whose values differ from the defaults: key, value, default
-    notes : what the reader should know of gaps
+    notes : what is missing, and why
     """
 
     name: str
@@ -70,12 +74,11 @@ def gather(directory: Path) -> Contents:
     people = nobody()
     if checkpoint is not None:
         config = config or checkpoint.config
-        floor = config.get("prior-floor", RunConfig.prior_floor)
-        people = population(checkpoint, told.judged, float(floor))
+        people = population(checkpoint, told.judged)
         if len(people.clients) < people.total:
             notes.append(
-                f"{len(people.clients)} of {people.total} clients are shown, evenly chosen; the "
-                "figures by cluster are of all of them."
+                f"{len(people.clients)} of {people.total} clients are shown, chosen evenly; the "
+                "figures by cluster include all of them."
             )
         if people.round < told.last_round:
             notes.append(
@@ -103,7 +106,7 @@ def gather(directory: Path) -> Contents:
 
 def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Keys whose values differ from the defaults, with both."""
-    defaults = RunConfig().to_dict()
+    defaults = {name: field.default for name, field in all_keys().items()}
     return [
         (key, _text(value), _text(defaults.get(key, "")))
         for key, value in config.items()
@@ -112,20 +115,21 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def outcome(config: dict[str, Any], told: History, people: Population, ended: bool) -> str:
-    """What came out, or how far it is, in one sentence."""
+    """The result, or the progress, in one sentence."""
     if not told.last_round:
-        return "No round has ended yet."
+        return "No round has finished yet."
     algorithm = NAMES.get(str(config.get("algorithm")), str(config.get("algorithm") or "The run"))
     rounds = _count(told.last_round, "round")
     if not people.clusters:
-        return f"{algorithm} has done {rounds}; there is no checkpoint to tell its clusters from."
+        return f"{algorithm} finished {rounds}; there is no checkpoint to read its clusters from."
     clients = _count(people.training, "client")
-    if len(people.clusters) == 1 and config.get("clusters") == 1:
+    name = str(config.get("algorithm"))
+    if len(people.clusters) == 1 and config.get(f"{name}.clusters", 1) == 1:
         start = f"{algorithm} trained one model for {clients} in {rounds}"
     elif not ended:
         models = _count(len(people.clusters), "cluster")
         start = f"{algorithm} has {models} for {clients} after {rounds}"
-    elif config.get("adaptive") or config.get("merge"):
+    elif config.get(f"{name}.adaptive") or config.get(f"{name}.merge"):
         found = _count(len(people.clusters), "concept")
         start = f"{algorithm} found {found} among {clients} in {rounds}"
     else:
@@ -136,7 +140,7 @@ def outcome(config: dict[str, Any], told: History, people: Population, ended: bo
         return f"{start}; nothing has been evaluated yet."
     if len(served) > 6:
         rates = sorted(c.accuracy for c in served if c.accuracy is not None)
-        return f"{start}; the clusters' accuracies reach from {rates[0]:.1%} to {rates[-1]:.1%}."
+        return f"{start}; the clusters' accuracies range from {rates[0]:.1%} to {rates[-1]:.1%}."
     if len(served) == 1:
         return f"{start}; accuracy is {served[0].accuracy:.1%}."
     each = [f"{c.accuracy:.1%} in cluster {c.id} ({_count(c.clients, 'client')})" for c in served]
@@ -152,7 +156,7 @@ def _checkpoint(directory: Path, notes: list[str]) -> Checkpoint | None:
         try:
             checkpoint, problems = latest_checkpoint(directory / CHECKPOINTS, models=False)
         except CheckpointError as error:
-            # A run that goes on may just have replaced the file that was found.
+            # A running run may just have replaced the file.
             if last_try:
                 notes.append(f"No checkpoint can be read: {error}")
         else:
@@ -178,8 +182,8 @@ def _facts(config: dict[str, Any], told: History, people: Population) -> list[tu
     facts = [
         ("scenario", Path(str(config.get("scenario", ""))).stem),
         ("algorithm", NAMES.get(algorithm, algorithm)),
-        ("dataset", Path(str(config.get("dataset", ""))).name),
-        ("network", str(config.get("model", ""))),
+        ("dataset", Path(str(config.get("data.dataset", ""))).name),
+        ("network", str(config.get("model.network", ""))),
         ("clients", f"{people.training} training{observers}" if people.total else ""),
         ("rounds", f"{told.last_round} of {config.get('rounds', '?')}"),
         ("seed", str(config.get("seed", ""))),
@@ -188,7 +192,7 @@ def _facts(config: dict[str, Any], told: History, people: Population) -> list[tu
 
 
 def _figures(told: History, people: Population, rand: float | None) -> list[tuple[str, str]]:
-    """The numbers that one looks for first."""
+    """The most important numbers."""
     last = {series.name: series.points[-1][1] for series in told.accuracy}
     figures: list[tuple[str, str]] = []
     if people.clusters:

@@ -11,7 +11,7 @@ from fedrc_flwr.state import ServerState
 
 
 def literal(text: str) -> str:
-    """A text as it is: between two dollar signs matplotlib would read a formula, or fail to."""
+    """A text with dollar signs escaped, which matplotlib would take for a formula."""
     return text.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""How a run went, round by round: series to draw, read off its metrics."""
+"""The course of a run, round by round: series to draw, from its metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrc_flwr.report.log import LATE, Event
+from fedrc_flwr.errors import LATE
+from fedrc_flwr.report.log import Event
 
 MOST_POINTS = 1000  # of one series
 MOST_VALUES = 100_000  # of all clusters' shares together
@@ -28,7 +29,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Change:
-    """A cluster that went: removed, or merged into another."""
+    """A cluster that was removed, or merged into another."""
 
     round: int
     cluster: int
@@ -52,13 +53,13 @@ class Failures:
     total: int
 
     def late(self) -> list[bool]:
-        """For each reason, whether it is that the client was late."""
+        """For each reason, whether it means that the client was late."""
         return [reason == LATE for reason in self.reasons]
 
 
 @dataclass(frozen=True)
 class History:
-    """Everything that a run's metrics tell over its rounds.
+    """A run's metrics over its rounds.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ EPSILON = {"epsilon": "epsilon"}
 
 
 def history(events: list[Event]) -> History:
-    """Read off the metrics of a run; whatever they lack is left out."""
+    """Read the metrics of a run; missing ones are left out."""
     by_round = {e["round"]: e for e in events if type(e.get("round")) is int}
     rounds = [by_round[number] for number in sorted(by_round)]
     judged: dict[str, dict[str, float]] = {}
@@ -121,7 +122,7 @@ def thin(count: int, most: int) -> list[int]:
 
 
 def short(value: float) -> float:
-    """Five digits: what an eye can tell apart, and a page can hold."""
+    """Five digits, which are enough for a figure and keep the page small."""
     return float(f"{value:.5g}")
 
 
@@ -154,7 +155,7 @@ def _shares(rounds: list[Event]) -> dict[int, Points]:
 
 
 def _gone(rounds: list[Event]) -> set[int]:
-    """Clusters that went in the very first round that is told of."""
+    """Clusters that were removed or merged in the first recorded round."""
     return {change.cluster for change in _changes(rounds)}
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
+from fedrc_flwr.files import replacing
+
 Event = dict[str, Any]
 METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
-#: Why a client that did not answer in time is left out of a round.
-LATE = "no reply before the deadline"
 
 
 class MetricsLog:
-    """Appends one JSON object a line; a torn last line, left by a crash, is cut off on opening."""
+    """Appends one JSON object per line; an incomplete last line after a crash is cut off."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -25,24 +24,23 @@ class MetricsLog:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, event: Event) -> None:
-        """Add an event; it is on its way to the disk when this returns."""
+        """Add an event and flush it."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(plain(event), allow_nan=False) + "\n")
 
     def rewind(self, round_number: int) -> None:
-        """Forget what was noted of rounds after ``round_number``: a resumed run does them anew."""
+        """Remove the lines of rounds after ``round_number``, which a resumed run repeats."""
         events = [
             event
             for event in read_events(self._path)
             if max(event.get("round", 0), event.get("rounds", 0)) <= round_number
         ]
-        beside = self._path.with_suffix(".tmp")
-        beside.write_text("".join(json.dumps(e) + "\n" for e in events), encoding="utf-8")
-        os.replace(beside, self._path)
+        with replacing(self._path) as beside:
+            beside.write_text("".join(json.dumps(e) + "\n" for e in events), encoding="utf-8")
 
 
 def read_events(path: Path) -> list[Event]:
-    """All whole lines of a metrics file; a torn one is skipped."""
+    """All complete lines of a metrics file."""
     return _parse(path.read_bytes()) if path.exists() else []
 
 
@@ -59,7 +57,7 @@ def _parse(content: bytes) -> list[Event]:
 
 
 def read_json(path: Path) -> Event:
-    """The content of a JSON file, or nothing where there is none."""
+    """The content of a JSON file; empty if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -69,14 +67,12 @@ def read_json(path: Path) -> Event:
 
 def write_json(path: Path, content: Event) -> None:
     """Write a JSON file in one piece."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", "utf-8")
-    os.replace(beside, path)
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", "utf-8")
 
 
 def plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
+    """Infinity and NaN, which JSON lacks, become null."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,11 +87,11 @@ class MetricsTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # What an earlier run under this name wrote has been shown by then.
+        # What an earlier run of this name wrote has been shown already.
         self._position = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[Event]:
-        """The whole lines that were added since the last call."""
+        """The complete lines that were added since the last call."""
         if not self._path.exists():
             return []
         if self._path.stat().st_size < self._position:
@@ -105,5 +101,5 @@ class MetricsTail:
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
-        # A file that was rewound and has grown since may be met in the middle of a line.
+        # A file that was rewound and has grown since may be read from the middle of a line.
         return _parse(whole)

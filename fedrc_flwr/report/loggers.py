@@ -1,7 +1,7 @@
-"""Passing a run's numbers on to TensorBoard, MLflow or Weights & Biases.
+"""Sending a run's metrics to TensorBoard, MLflow or Weights & Biases.
 
-The JSON lines are always written; these come on top, by the key ``loggers``. They work in a thread
-of their own: one that fails or hangs is warned of once and left out, and the run goes on.
+``run.loggers`` names them; the JSON lines are always written. Loggers work in a separate thread. If
+one fails or hangs, a warning is logged once and the run continues without it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedrc_flwr.keys import Scalar
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.settings import Scalar
 
 LEFT_OUT = ("round", "elapsed")
 PATIENCE_SECONDS = 30.0  # for what is left to write when the run has ended
 
 
 class Logger(Protocol):
-    """Where a run's numbers go. A new one needs these three and a line in ``LOGGERS``."""
+    """Receives a run's metrics. A new logger needs these methods and a line in ``LOGGERS``."""
 
     def start(self, config: Mapping[str, Scalar], directory: Path, first_round: int) -> None:
-        """The run begins, or goes on with ``first_round``."""
+        """The run begins, or continues with ``first_round``."""
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """A round has ended."""
@@ -37,7 +37,7 @@ class TensorBoard:
     """Event files in the run's directory ``tensorboard``."""
 
     def start(self, config: Mapping[str, Scalar], directory: Path, first_round: int) -> None:
-        """Later rounds of an earlier try are marked as gone."""
+        """Later rounds of an earlier attempt are marked as deleted."""
         from torch.utils.tensorboard import SummaryWriter
 
         place = str(directory / "tensorboard")
@@ -60,7 +60,7 @@ class MLflow:
     """A run in the experiment ``fedrc`` of the server that MLFLOW_TRACKING_URI names."""
 
     def start(self, config: Mapping[str, Scalar], directory: Path, first_round: int) -> None:
-        """A resumed run goes on in the MLflow run that it had."""
+        """A resumed run continues its MLflow run."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient()
@@ -82,7 +82,7 @@ class MLflow:
             self._client.log_metric(self._run, name, value, step=number)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Say how it ended."""
+        """Report how the run ended."""
         completed = summary.get("status") == "completed"
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
 
@@ -91,7 +91,7 @@ class WeightsAndBiases:
     """A run in the project ``fedrc``; WANDB_MODE, WANDB_PROJECT and so on are wandb's own."""
 
     def start(self, config: Mapping[str, Scalar], directory: Path, first_round: int) -> None:
-        """A resumed run goes on in the wandb run that it had."""
+        """A resumed run continues its wandb run."""
         import os
 
         import wandb
@@ -113,7 +113,7 @@ class WeightsAndBiases:
         self._run.log(dict(metrics), step=number)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Say how it ended."""
+        """Report how the run ended."""
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=0 if summary.get("status") == "completed" else 1)
 
@@ -141,7 +141,7 @@ def numbers(event: Event) -> dict[str, float]:
 
 
 class Loggers:
-    """All loggers of a run, in one thread that the run never waits for but at its end."""
+    """All loggers of a run, in one thread that the run waits for only at its end."""
 
     def __init__(self, names: Iterable[str], warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -152,7 +152,7 @@ class Loggers:
             self._thread.start()
 
     def start(self, config: Mapping[str, Scalar], directory: Path, first_round: int) -> None:
-        """The run begins, or goes on with ``first_round``."""
+        """The run begins, or continues with ``first_round``."""
         self._tasks.put(lambda logger: logger.start(config, directory, first_round))
 
     def round(self, event: Event) -> None:
@@ -167,14 +167,14 @@ class Loggers:
         if self._thread.is_alive():
             self._thread.join(PATIENCE_SECONDS)
             if self._thread.is_alive():
-                self._warn(f"loggers did not end within {PATIENCE_SECONDS:.0f} seconds: left alone")
+                self._warn(f"loggers did not end within {PATIENCE_SECONDS:.0f} seconds: given up")
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             for name, logger in list(self._living.items()):
                 try:
                     task(logger)
-                except Exception as error:  # whatever a foreign package may raise
+                except Exception as error:  # other packages may raise anything
                     del self._living[name]
                     hint = f"; pip install 'fedrc-flwr[{name}]'" * isinstance(error, ImportError)
                     self._warn(

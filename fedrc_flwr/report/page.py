@@ -1,7 +1,7 @@
-"""The report as one HTML page that needs nothing else: no network, no other file.
+"""The report as one self-contained HTML page.
 
-Texts of the run (client names, reasons) reach the page as JSON only, in which no markup can begin,
-and its scripts are the three that are named by their hashes: the browser runs no others.
+Texts of the run (client names, reasons) are embedded as JSON only, which cannot contain markup. A
+content security policy with hashes allows only the page's own three scripts.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import base64
 import hashlib
 import html
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 from string import Template
 
+from fedrc_flwr.files import replacing
 from fedrc_flwr.report.colours import PALETTE
 from fedrc_flwr.report.contents import Contents, gather
 
 STATIC = Path(__file__).parent / "static"
 PAGE = "report.html"
-#: Inside a script element only these could end it or begin another.
+#: Characters that could end a script element or begin another.
 ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def render(contents: Contents, live: bool = False) -> str:
-    """The page; ``live`` makes it ask where it came from for new contents."""
+    """The page; with ``live`` it fetches new contents from its server."""
     library, charts, page = _scripts()
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in (library, charts, page))
     reachable = "'self'" if live else "'none'"
@@ -51,11 +51,10 @@ def to_text(contents: Contents) -> str:
 
 
 def write_page(run: Path, path: Path | None = None) -> Path:
-    """Make the page of the run in a directory, by default inside it, in one piece."""
-    path = path or run / PAGE
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(render(gather(run)), encoding="utf-8")
-    os.replace(beside, path)
+    """Write the page of the run in a directory, by default into that directory."""
+    path, text = path or run / PAGE, render(gather(run))
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Who is in which cluster: read off a run's latest checkpoint and evaluations."""
+"""Who is in which cluster, from a run's latest checkpoint and evaluations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Population:
     ----------
     clients : sorted by cluster; at most ``MOST_CLIENTS``, evenly chosen from ``total``
     classes, styles, concepts : samples of the training clients in each cluster
-    label_prior : (K, C), what part each label has in each cluster
+    label_prior : (K, C), share of each label in each cluster
     """
 
     round: int
@@ -81,10 +81,8 @@ def nobody() -> Population:
     return Population(0, [], [], 0, 0, 0, nothing, nothing, nothing, [])
 
 
-def population(
-    checkpoint: Checkpoint, judged: dict[str, dict[str, float]], prior_floor: float
-) -> Population:
-    """What the clients' latest counts and evaluations tell.
+def population(checkpoint: Checkpoint, judged: dict[str, dict[str, float]]) -> Population:
+    """The federation according to the clients' latest counts and evaluations.
 
     Parameters
     ----------
@@ -103,7 +101,7 @@ def population(
         _cluster(cluster, float(share), [c for c in training if c.cluster == cluster])
         for cluster, share in zip(state.clusters, shares, strict=True)
     ]
-    prior = state.label_prior(prior_floor, checkpoint.classes)
+    prior = state.label_prior(checkpoint.classes)
     counts = np.sum([np.zeros((len(clusters), checkpoint.classes))]
                     + [np.maximum(r.label_counts, 0.0) for r in reported.values()
                        if r.label_counts is not None], axis=0)  # fmt: skip
@@ -153,7 +151,7 @@ def _client(
 
 
 def _order(client: Client) -> tuple[bool, bool, int, int, float, str]:
-    """By role, cluster, concept, and how sure its cluster is."""
+    """Sort by role, cluster, concept, and weight of the cluster."""
     sure = max(client.weights) if client.weights else 0.0
     return (
         client.role == OBSERVE,

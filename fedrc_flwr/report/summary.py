@@ -1,12 +1,11 @@
-"""What a run came to: the numbers that go into summary.json."""
+"""The final numbers of a run, for summary.json."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import TRAIN
-from fedrc_flwr.privacy import epsilon_spent, gaussian_mu, sensitivity
 from fedrc_flwr.state import ServerState
 
 
@@ -27,30 +26,13 @@ def adjusted_rand_index(state: ServerState) -> float | None:
     return float(adjusted_rand_score(concepts, clusters))
 
 
-def epsilon(state: ServerState, config: RunConfig) -> float | None:
-    """The largest epsilon that any client has spent.
-
-    None where a client adds no noise, or where nothing bounds what the noise hides: without
-    clipping no epsilon is claimed.
-    """
-    reported = state.reported().values()
-    if not reported or config.count_clip == 0 or any(record.noise <= 0 for record in reported):
-        return None
-    return max(
-        epsilon_spent(
-            gaussian_mu(r.releases, sensitivity(r.samples, config.count_clip), r.noise),
-            config.privacy_delta,
-        )
-        for r in reported
-    )
-
-
 def summarise(
     state: ServerState,
-    config: RunConfig,
+    recorded: Mapping[str, Any],
     status: str,
     seconds: float,
     last_evaluation: dict[str, Any],
+    epsilon: float | None,
     reason: str = "",
     undecided: str = "",
 ) -> dict[str, Any]:
@@ -65,9 +47,9 @@ def summarise(
         "global_accuracy": last_evaluation.get("global_accuracy"),
         **{k: v for k, v in last_evaluation.items() if k.startswith("fine_tuned_")},
         "adjusted_rand_index": adjusted_rand_index(state),
-        "epsilon": epsilon(state, config),
+        "epsilon": epsilon,
         "undecided": undecided,
-        "algorithm": config.algorithm,
-        "scenario": config.scenario,
-        "seed": config.seed,
+        "algorithm": recorded["algorithm"],
+        "scenario": recorded["scenario"],
+        "seed": recorded["seed"],
     }

@@ -1,4 +1,4 @@
-"""A run on the terminal: a line a round with a progress bar, and what it came to."""
+"""A run on the terminal: a line per round, a progress bar, and a summary."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Terminal:
 
 
 def hidden(undecided: str) -> str:
-    """What noise on the statistics kept from being decided, as a sentence."""
-    return f"Noise on the statistics hides {undecided}; no cluster is removed or merged for that."
+    """What noise on the statistics left undecided, as a sentence."""
+    return f"Undecided because of noise on the statistics: {undecided}."
 
 
 def round_line(event: Event, rounds: int) -> str:
@@ -101,7 +101,7 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
         lines.append(f"  fine-tuned, local    {number('fine_tuned_local_accuracy')}")
     lines.append(f"  adjusted Rand index  {number('adjusted_rand_index')}")
     if summary.get("epsilon") is not None:
-        lines.append(f"  epsilon spent        {number('epsilon')} (label counts only)")
+        lines.append(f"  epsilon spent        {number('epsilon')} (statistics only)")
     if summary.get("undecided"):
         lines.append(f"  {hidden(summary['undecided'])}")
     return [*lines, f"results in {directory}"]

@@ -1,6 +1,6 @@
 """The report served live: the same page, with new contents as the run writes them.
 
-It reads the run's files and nothing else, so the run neither knows of it nor waits for it.
+It only reads the run's files, so it never affects the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADERS = {
 
 
 class Contents:
-    """The run's contents as JSON, made anew only when its files have changed."""
+    """The run's contents as JSON, made again only when its files have changed."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -71,8 +71,8 @@ def viewer(run: Path, token: str | None) -> FastAPI:
 
     Parameters
     ----------
-    token : what a request must carry; None where only this machine can ask, and then the request
-        must name this machine: a foreign page whose name was made to point here names itself
+    token : what a request must carry; None if only this machine can connect. Then the Host header
+        must name this machine, as a defence against DNS rebinding
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     contents = Contents(run)
@@ -91,7 +91,7 @@ def viewer(run: Path, token: str | None) -> FastAPI:
     @app.get("/", dependencies=allowed)
     def page(request: Request) -> Response:
         if token is not None and "token" in request.query_params:
-            # The token leaves the address, and with it the history and what is copied from there.
+            # The token is removed from the address, so that it is not kept in the history.
             reply: Response = RedirectResponse("/", 303, HEADERS)
             reply.set_cookie(COOKIE, token, httponly=True, samesite="strict")
             return reply
@@ -155,7 +155,7 @@ def address_of(listening: socket.socket, host: str, token: str | None) -> str:
 
 def serve(run: Path, listening: socket.socket, token: str | None) -> None:
     """Answer until stopped by Ctrl-C."""
-    os.nice(5)  # whoever trains on this machine comes first
+    os.nice(5)  # training has priority
     # No access log: it would hold the token.
     config = uvicorn.Config(viewer(run, token), log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listening])

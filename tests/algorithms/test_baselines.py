@@ -10,14 +10,15 @@ import pytest
 import reference
 import torch
 from federation import Federation
+from settings_of import configured
+from steps import step_of
 from torch import nn
 from torch.nn import functional
 
-from fedrc_flwr.algorithms import build_algorithm
-from fedrc_flwr.algorithms.base import Reply
 from fedrc_flwr.algorithms.cfl import SCALE, bipartition, due
 from fedrc_flwr.algorithms.fedsoft import importance
 from fedrc_flwr.algorithms.fesem import LOCAL, nearest
+from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -25,7 +26,7 @@ from fedrc_flwr.checkpoint import (
     save_checkpoint,
     unpack_client,
 )
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import build_algorithm, load_config
 from fedrc_flwr.data.scenario import Scenario, Split
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
@@ -36,27 +37,24 @@ torch.set_num_threads(1)
 TINY = {
     "scenario": "digits",
     "clients": 4,
-    "samples-per-client": 30,
+    "samples_per_client": 30,
     "hidden": 6,
-    "clusters": 3,
-    "local-epochs": 2,
-    "batch-size": 8,
-    "learning-rate": 0.1,
-    "momentum": 0.9,
-    "annealing-rounds": 0,
-    "adaptive": False,
-    "merge": False,
+    "epochs": 2,
+    "batch_size": 8,
+    "local.learning-rate": 0.1,
+    "local.momentum": 0.9,
     "seed": 3,
 }
 
 
 def tiny(**keys):
-    return load_config({**TINY, **{k.replace("_", "-"): v for k, v in keys.items()}})
+    return configured(**{**TINY, **keys})
 
 
 def federation(**keys):
     config = tiny(**keys)
-    clients = [Scenario(config).client(i) for i in range(len(Scenario(config)))]
+    scenario = Scenario(config.data, config.seed)
+    clients = [scenario.client(i) for i in range(len(scenario))]
     for index, size in enumerate((27, 9, 16, 1)):
         fit = clients[index].fit
         fit = Split(fit.inputs[:size], fit.labels[:size])
@@ -76,8 +74,8 @@ def steps_of(config, client, number, drawn=0):
     """The batches of a client's round; ``drawn`` numbers were taken from its generator before."""
     rng = np.random.default_rng([config.seed, number, zlib.crc32(client.name.encode())])
     for _ in range(drawn):
-        rng.integers(config.clusters)
-    return reference.batches(len(client.fit), config.batch_size, config.local_epochs, rng)
+        rng.integers(config.own.clusters)
+    return reference.batches(len(client.fit), config.local.batch_size, config.local.epochs, rng)
 
 
 def sgd(config, model, client, number, drawn=0):
@@ -88,8 +86,8 @@ def sgd(config, model, client, number, drawn=0):
         labels,
         torch.ones(len(labels)),
         steps_of(config, client, number, drawn),
-        config.learning_rate,
-        config.momentum,
+        config.local.learning_rate,
+        config.local.momentum,
     )
 
 
@@ -152,8 +150,15 @@ def test_terms_by_name_are_fedavg_with_the_term(name, term):
         assert_models(federated, [model])
 
 
-def test_a_term_of_ones_own_replaces_the_named_one():
-    assert build_algorithm(tiny(algorithm="fedprox", prox_mu=0.7)).config.prox_mu == 0.7
+@pytest.mark.parametrize(
+    ("name", "strength", "term"),
+    [("fedprox", "mu", "prox_mu"), ("feddecorr", "beta", "decorr_beta")],
+)
+def test_the_strength_of_a_term_is_a_key_of_its_algorithm(name, strength, term):
+    algorithm = build_algorithm(tiny(algorithm=name, **{strength: 0.7}))
+
+    assert getattr(algorithm.local_settings(30), term) == 0.7
+    assert getattr(algorithm.local, term) == 0.0
 
 
 # --- FeSEM ---------------------------------------------------------------------------------------
@@ -197,7 +202,8 @@ def test_the_nearest_model_by_hand():
 def test_fesem_and_cfl_go_by_parameters_and_not_by_running_statistics():
     # Prepare: of three numbers the last is a variance, which points the other way
     fesem, cfl = (
-        build_algorithm(tiny(algorithm=n, cfl_warmup=0, cfl_eps1=10.0)) for n in ("fesem", "cfl")
+        build_algorithm(tiny(algorithm=n, **{"cfl.warmup": 0, "cfl.eps1": 10.0}))
+        for n in ("fesem", "cfl")
     )
     models = {0: np.float32([0, 0, 100]), 1: np.float32([5, 5, 9])}
     server = ServerState(0, Membership((0, 1)), models, None, {}, parameters=2)
@@ -206,10 +212,9 @@ def test_fesem_and_cfl_go_by_parameters_and_not_by_running_statistics():
     )
 
     # Execute: distances of 1.4 and 5.7, with the variance 91 and 5.7
-    _, state = fesem.expectation(
-        np.zeros((4, 2)), np.zeros(4, dtype=int), fesem.broadcast(server, 2, 10), remembered,
-        np.random.default_rng(0),
-    )  # fmt: skip
+    broadcast = fesem.broadcast(server, 2, 10)
+    step = step_of(np.zeros((4, 2)), np.zeros(4, dtype=int), broadcast, remembered)
+    _, state = fesem.expectation(step)
     updates = {"a": [1, 0, 50], "b": [0, 2, 50], "c": [0.9, 0, -50]}
     records = {name: ClientRecord("train", 1, cluster=0) for name in updates}
     server = replace(server, membership=Membership((0,)), models={0: models[0]}, clients=records)
@@ -257,7 +262,7 @@ def fedsoft_local(config, models, weights, client, number):
                 ((w - theta.detach()) ** 2).sum()
                 for w, theta in zip(trained.parameters(), model.parameters(), strict=True)
             )
-            objective = objective + config.fedsoft_lambda / 2 * weight * pull
+            objective = objective + config.own.lambda_ / 2 * weight * pull
         optimizer.zero_grad()
         objective.backward()
         optimizer.step()
@@ -266,9 +271,7 @@ def fedsoft_local(config, models, weights, client, number):
 
 @pytest.mark.parametrize(("every", "looks"), [(1, (1, 2, 3)), (2, (1, 3)), (3, (1,))])
 def test_fedsoft_agrees_with_a_plain_implementation(every, looks):
-    federated = federation(
-        algorithm="fedsoft", fedsoft_lambda=0.5, fedsoft_floor=0.01, fedsoft_every=every
-    )
+    federated = federation(algorithm="fedsoft", floor=0.01, every=every, **{"fedsoft.lambda": 0.5})
     config, models = federated.config, federated.initial_models()
     weights = {}
 
@@ -348,7 +351,7 @@ def accuracy_of(federated, vector, client, split=None):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_local_training_goes_on_where_it_was_and_sends_only_what_was_asked_for(shared):
-    federated = federation(algorithm="local", share_local_models=shared)
+    federated = federation(algorithm="local-only", share_models=shared)
     config, [start] = federated.config, federated.initial_models()
     own = {client.name: start for client in training_clients(federated)}
 
@@ -371,13 +374,13 @@ def test_local_training_goes_on_where_it_was_and_sends_only_what_was_asked_for(s
 @pytest.mark.parametrize(
     "keys",
     [
-        {"global_learning_rate": 0.3},
-        {"server_optimizer": "momentum"},
-        {"server_optimizer": "adam", "global_learning_rate": 2.0},
+        {"server.learning-rate": 0.3},
+        {"optimizer": "momentum"},
+        {"optimizer": "adam", "server.learning-rate": 2.0},
     ],
 )
 def test_the_servers_model_is_the_average_of_local_ones_whatever_its_optimizer(keys):
-    federated = federation(algorithm="local", share_local_models=True, **keys)
+    federated = federation(algorithm="local-only", share_models=True, **keys)
 
     for _ in range(3):
         federated.round()
@@ -393,8 +396,8 @@ def test_the_servers_model_is_the_average_of_local_ones_whatever_its_optimizer(k
 
 
 def test_pfedme_agrees_with_a_plain_implementation():
-    keys = {"pfedme_lambda": 3.0, "pfedme_steps": 4, "pfedme_rate": 0.05}
-    federated = federation(algorithm="pfedme", global_learning_rate=0.8, **keys)
+    keys = {"pfedme.lambda": 3.0, "steps": 4, "rate": 0.05, "server.learning-rate": 0.8}
+    federated = federation(algorithm="pfedme", **keys)
     config, [model] = federated.config, federated.initial_models()
 
     for number in (1, 2):
@@ -414,7 +417,7 @@ def test_pfedme_agrees_with_a_plain_implementation():
                     inner.step()
                 with torch.no_grad():
                     for t, outer in zip(theta.parameters(), w.parameters(), strict=True):
-                        outer -= config.learning_rate * 3.0 * (outer - t)
+                        outer -= config.local.learning_rate * 3.0 * (outer - t)
             copies.append(w)
             vector = federated.client_states[client.name].vectors["personal"]
             np.testing.assert_allclose(vector, reference.flatten(theta), atol=1e-5)
@@ -426,7 +429,7 @@ def test_pfedme_agrees_with_a_plain_implementation():
 
 def test_pfedme_inner_solve_by_hand():
     # One sample, one step: theta = w - rate * g, then w -= eta * lambda * (w - theta)
-    federated = federation(algorithm="pfedme", pfedme_steps=1, local_epochs=1)
+    federated = federation(algorithm="pfedme", steps=1, epochs=1)
     config, [model] = federated.config, federated.initial_models()
     client = training_clients(federated)[3]
     inputs, labels = tensors(client)
@@ -438,11 +441,11 @@ def test_pfedme_inner_solve_by_hand():
     federated.round([client.name])
 
     start = reference.flatten(model)
-    theta = start - config.pfedme_rate * slope
+    theta = start - config.own.rate * slope
     np.testing.assert_allclose(
         federated.client_states[client.name].vectors["personal"], theta, atol=1e-6
     )
-    outer = config.learning_rate * config.pfedme_lambda
+    outer = config.local.learning_rate * config.own.lambda_
     np.testing.assert_allclose(
         federated.state.models[0], start - outer * (start - theta), atol=1e-6
     )
@@ -453,7 +456,9 @@ def test_pfedme_inner_solve_by_hand():
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_apfl_agrees_with_a_plain_implementation(adaptive):
-    federated = federation(algorithm="apfl", apfl_alpha=0.3, apfl_adaptive=adaptive, momentum=0.5)
+    federated = federation(
+        algorithm="apfl", alpha=0.3, adaptive=adaptive, **{"local.momentum": 0.5}
+    )
     config, [model] = federated.config, federated.initial_models()
     own = {c.name: copy.deepcopy(model) for c in training_clients(federated)}
     alphas = {c.name: 0.3 for c in training_clients(federated)}
@@ -501,7 +506,7 @@ def test_apfl_agrees_with_a_plain_implementation(adaptive):
 
 
 def test_a_client_of_apfl_predicts_with_the_mixture():
-    federated = federation(algorithm="apfl", apfl_alpha=0.25, apfl_adaptive=False)
+    federated = federation(algorithm="apfl", alpha=0.25, adaptive=False)
     federated.round()
 
     outcome = federated.evaluate()
@@ -579,7 +584,7 @@ def test_bipartition_makes_two_groups_even_of_equal_similarities(updates):
 
 def test_cfl_agrees_with_a_plain_implementation_over_a_split():
     # Thresholds that hold from the second round on: the one cluster is split then
-    federated = federation(algorithm="cfl", clusters=2, cfl_warmup=1, cfl_eps1=100.0, cfl_eps2=1e-6)
+    federated = federation(algorithm="cfl", clusters=2, warmup=1, eps1=100.0, eps2=1e-6)
     config, models = federated.config, federated.initial_models()[:1]
     members = {0: [c.name for c in training_clients(federated)]}
     clients = {c.name: c for c in training_clients(federated)}
@@ -620,8 +625,7 @@ def halves(steps):
 
 
 def test_cfl_stops_at_the_limit_and_waits_for_the_warm_up():
-    always = {"cfl_eps1": 100.0, "cfl_eps2": 1e-6}
-    waiting = federation(algorithm="cfl", clusters=3, cfl_warmup=2, **always)
+    waiting = federation(algorithm="cfl", clusters=3, warmup=2, eps1=100.0, eps2=1e-6)
 
     counts = []
     for _ in range(5):
@@ -632,7 +636,7 @@ def test_cfl_stops_at_the_limit_and_waits_for_the_warm_up():
 
 
 def test_a_client_absent_at_a_split_takes_the_cluster_with_the_smallest_loss():
-    federated = federation(algorithm="cfl", clusters=2, cfl_warmup=1, cfl_eps1=100.0, cfl_eps2=1e-6)
+    federated = federation(algorithm="cfl", clusters=2, warmup=1, eps1=100.0, eps2=1e-6)
     names = [c.name for c in training_clients(federated)]
     federated.round()
     federated.round(names[:3])
@@ -649,7 +653,7 @@ def test_a_client_absent_at_a_split_takes_the_cluster_with_the_smallest_loss():
 
 
 def test_a_moved_client_is_judged_in_its_new_cluster_at_once():
-    federated = federation(algorithm="cfl", clusters=2, cfl_warmup=1, cfl_eps1=100.0, cfl_eps2=1e-6)
+    federated = federation(algorithm="cfl", clusters=2, warmup=1, eps1=100.0, eps2=1e-6)
     federated.round()
     federated.round()
 
@@ -666,10 +670,10 @@ def test_server_momentum_goes_with_a_split_cluster():
     federated = federation(
         algorithm="cfl",
         clusters=2,
-        cfl_warmup=1,
-        cfl_eps1=100.0,
-        cfl_eps2=1e-6,
-        server_optimizer="momentum",
+        warmup=1,
+        eps1=100.0,
+        eps2=1e-6,
+        optimizer="momentum",
     )
     federated.round()
     before = federated.state.optimizer["first"][0]
@@ -686,13 +690,13 @@ def test_server_momentum_goes_with_a_split_cluster():
 
 # --- what all have in common ---------------------------------------------------------------------
 
-EVERY = ["fesem", "cfl", "fedsoft", "fedprox", "feddecorr", "local", "pfedme", "apfl"]
+EVERY = ["fesem", "cfl", "fedsoft", "fedprox", "feddecorr", "local-only", "pfedme", "apfl"]
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_states_survive_the_disk(algorithm, tmp_path):
     # Prepare: two rounds, one of them after everything was written and read
-    keys = {"cfl_warmup": 0, "cfl_eps1": 100.0, "cfl_eps2": 1e-6}
+    keys = {"cfl.warmup": 0, "cfl.eps1": 100.0, "cfl.eps2": 1e-6}
     unbroken, resumed = (federation(algorithm=algorithm, **keys) for _ in range(2))
     unbroken.round()
     resumed.round()
@@ -730,20 +734,28 @@ def test_a_client_that_comes_late_is_taken_in(algorithm):
         assert np.isfinite(vector).all()
 
 
-@pytest.mark.parametrize("algorithm", ["fedsoft", "local", "pfedme", "apfl", "cfl"])
-def test_a_shared_body_is_refused_where_whole_networks_are_trained(algorithm):
-    with pytest.raises(ConfigError, match="shared-body = true"):
-        tiny(algorithm=algorithm, shared_body=True)
+@pytest.mark.parametrize("algorithm", ["fedsoft", "local-only", "pfedme", "apfl", "cfl"])
+def test_there_is_no_shared_body_where_whole_networks_are_trained(algorithm):
+    with pytest.raises(ConfigError, match=f"unknown key '{algorithm}.shared-body'"):
+        load_config({"algorithm": algorithm, f"{algorithm}.shared-body": True})
+
+    assert not build_algorithm(tiny(algorithm=algorithm)).shared_body
 
 
-@pytest.mark.parametrize("algorithm", ["fedsoft", "pfedme"])
+@pytest.mark.parametrize("algorithm", ["fedsoft", "pfedme", "fedprox"])
 def test_a_second_proximal_term_is_refused(algorithm):
-    with pytest.raises(ConfigError, match=r"prox-mu = 0\.1"):
+    with pytest.raises(ConfigError, match=r"local\.prox-mu = 0\.1: .* a proximal term of its own"):
         tiny(algorithm=algorithm, prox_mu=0.1)
 
 
+def test_a_second_decorrelation_term_is_refused():
+    words = r"local\.decorr-beta = 0\.1: .* a decorrelation term of its own"
+    with pytest.raises(ConfigError, match=words):
+        tiny(algorithm="feddecorr", decorr_beta=0.1)
+
+
 def test_personal_networks_never_leave_the_client():
-    for algorithm in ("local", "pfedme", "apfl"):
+    for algorithm in ("local-only", "pfedme", "apfl"):
         federated = federation(algorithm=algorithm)
         federated.round()
         for name, reply in federated.replies.items():

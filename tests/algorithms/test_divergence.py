@@ -9,26 +9,28 @@ import numpy as np
 import pytest
 import torch
 from federation import Federation
+from settings_of import configured
 
 from fedrc_flwr.aggregation import UpdateSums, update_norm
-from fedrc_flwr.algorithms.base import RoundResult
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.algorithms import ALGORITHMS
+from fedrc_flwr.algorithms.messages import RoundResult
+from fedrc_flwr.algorithms.pfedme import PFedMeSettings
+from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.errors import DivergedError, WeightsError
 from fedrc_flwr.finite import finite
-from fedrc_flwr.keys import ALGORITHMS
 from fedrc_flwr.state import ClientRecord, ClientState
 
 torch.set_num_threads(1)
 
 TINY = {
-    "clients": 3, "concept-shares": "1.0", "corrupted-shares": "0.0", "samples-per-client": 30,
-    "observers-per-concept": 1, "hidden": 6, "clusters": 2, "annealing-rounds": 0,
-    "adaptive": False, "merge": False, "batch-size": 8, "local-epochs": 3,
+    "clients": 3, "concept_shares": "1.0", "corrupted_shares": "0.0", "samples_per_client": 30,
+    "observers_per_concept": 1, "hidden": 6, "fedrc.clusters": 2, "ifca.clusters": 2,
+    "batch_size": 8, "epochs": 3, "local.learning-rate": 0.1,
 }  # fmt: skip
 
 
 def federation(**keys: Any) -> Federation:
-    return Federation(load_config({**TINY, **{k.replace("_", "-"): v for k, v in keys.items()}}))
+    return Federation(configured(**{**TINY, **keys}))
 
 
 # --- the test of finiteness ---------------------------------------------------------------------
@@ -57,16 +59,18 @@ def test_client_that_diverges_says_so_and_its_state_stays(algorithm: str) -> Non
     federated = federation(algorithm=algorithm)
     federated.round()
     before, server = dict(federated.client_states), federated.state
-    wild = replace(
-        federated.algorithm.config, learning_rate=1e25, pfedme_rate=1e25, count_noise=1.0
-    )
-    federated.config = federated.algorithm.config = wild
+    clients = federated.participants.items()
+    federated.participants = {name: replace(client, noise=1.0) for name, client in clients}
+    wild = federated.algorithm
+    wild.local = replace(wild.local, learning_rate=1e25)
+    if isinstance(wild.settings, PFedMeSettings):
+        wild.settings = replace(wild.settings, rate=1e25)
 
     with pytest.raises(DivergedError) as caught:
         federated.round()
 
     assert "training diverged in round 2" in str(caught.value)
-    assert "lower learning-rate (it is 1e+25)" in str(caught.value)
+    assert "lower local.learning-rate" in str(caught.value)
     assert federated.client_states == before
     assert federated.state is server
 
@@ -92,15 +96,18 @@ def test_expectation_that_gives_no_distribution_is_refused(
 ) -> None:
     federated = federation()
 
-    def only_weights(losses: Any, labels: Any, broadcast: Any, state: ClientState, rng: Any) -> Any:
-        return np.full_like(losses, 0.5), replace(state, mixture_weights=np.array(weights))
+    def only_weights(step: Step) -> Any:
+        even = np.full_like(step.losses, 0.5)
+        return even, replace(step.state, mixture_weights=np.array(weights))
 
-    def only_rows(losses: Any, labels: Any, broadcast: Any, state: ClientState, rng: Any) -> Any:
-        return np.repeat([weights], len(losses), axis=0), state
+    def only_rows(step: Step) -> Any:
+        return np.repeat([weights], len(step.losses), axis=0), step.state
 
     for expectation in (only_weights, only_rows):
         monkeypatch.setattr(federated.algorithm, "expectation", expectation)
-        with pytest.raises(WeightsError, match=r"fedrc\.expectation: expected finite weights"):
+        with pytest.raises(
+            WeightsError, match=r"fedrc\.expectation: expected finite, nonnegative weights"
+        ):
             federated.round()
     assert federated.client_states == {}
 
@@ -113,7 +120,7 @@ def test_observer_is_not_judged_by_weights_that_are_no_distribution(
     federated.round()
     monkeypatch.setattr(federated.algorithm, "assign", lambda *_: np.array(weights))
 
-    with pytest.raises(WeightsError, match=r"fedrc\.assign: expected finite weights"):
+    with pytest.raises(WeightsError, match=r"fedrc\.assign: expected finite, nonnegative weights"):
         federated.evaluate()
 
 

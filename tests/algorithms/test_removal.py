@@ -10,10 +10,10 @@ import pytest
 import reference
 import torch
 from federation import Federation
+from settings_of import configured
 from torch import nn
 
 from fedrc_flwr.checkpoint import pack_client, unpack_client
-from fedrc_flwr.configuration import load_config
 
 torch.set_num_threads(1)
 
@@ -23,24 +23,22 @@ def federation(**keys: Any) -> Federation:
     settings = {
         "scenario": "digits",
         "clients": 3,
-        "samples-per-client": 30,
+        "samples_per_client": 30,
         "hidden": 6,
         "clusters": 4,
-        "local-epochs": 2,
-        "batch-size": 8,
-        "learning-rate": 0.1,
-        "annealing-rounds": 0,
+        "epochs": 2,
+        "batch_size": 8,
+        "local.learning-rate": 0.1,
         "adaptive": True,
-        "remove-below": 0.245,
-        "settle-tolerance": 1.0,
-        "settle-loss": 1e9,
-        "settle-rounds": 1,
-        "merge": False,
-        "skip-below": 0.0,
-        "skip-cluster-below": 0.0,
+        "remove_below": 0.245,
+        "settle_tolerance": 1.0,
+        "settle_loss": 1e9,
+        "settle_rounds": 1,
+        "skip_below": 0.0,
+        "skip_cluster_below": 0.0,
         "seed": 3,
     }
-    return Federation(load_config({**settings, **keys}))
+    return Federation(configured(**{**settings, **keys}))
 
 
 def networks(federated: Federation) -> list[nn.Module]:
@@ -56,7 +54,7 @@ def networks(federated: Federation) -> list[nn.Module]:
 def plain_e_step(federated: Federation, weights: dict[str, list[float]]) -> dict[str, Any]:
     """gamma of every training client from the state as it is, by the reference."""
     models = networks(federated)
-    prior = federated.state.label_prior(federated.config.prior_floor, 10).tolist()
+    prior = federated.state.label_prior(10).tolist()
     if federated.config.algorithm == "fedem":
         prior = None
     rows = {}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from federation import Federation
+from settings_of import configured
 from torch import nn
 
 from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
-from fedrc_flwr.configuration import load_config
 from fedrc_flwr.data.scenario import Scenario, Split
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.state import ClientState
@@ -20,10 +20,10 @@ from fedrc_flwr.state import ClientState
 torch.set_num_threads(1)
 
 OPTIMIZERS = [
-    {"server-optimizer": "sgd", "global-learning-rate": 1.0},
-    {"server-optimizer": "sgd", "global-learning-rate": 3.0},
-    {"server-optimizer": "momentum", "server-momentum": 0.9},
-    {"server-optimizer": "adam", "global-learning-rate": 0.3},
+    {"optimizer": "sgd", "server.learning-rate": 1.0},
+    {"optimizer": "sgd", "server.learning-rate": 3.0},
+    {"optimizer": "momentum", "server.momentum": 0.9},
+    {"optimizer": "adam", "server.learning-rate": 0.3},
 ]
 
 
@@ -39,17 +39,14 @@ def federation(clients: int, samples: int, **keys: object) -> Federation:
     settings = {
         "scenario": "digits",
         "clients": clients,
-        "samples-per-client": 24,
-        "annealing-rounds": 0,
-        "adaptive": False,
-        "merge": False,
-        "local-epochs": 1,
-        "batch-size": 8,
-        "learning-rate": 0.05,
+        "samples_per_client": 24,
+        "epochs": 1,
+        "batch_size": 8,
+        "local.learning-rate": 0.05,
         "seed": 1,
     }
-    config = load_config({**settings, **{k.replace("_", "-"): v for k, v in keys.items()}})
-    scenario = Scenario(config)
+    config = configured(**{**settings, **keys})
+    scenario = Scenario(config.data, config.seed)
     everybody = [scenario.client(i) for i in range(clients + 1)]
     few = [replace(c, fit=Split(c.fit.inputs[:samples], c.fit.labels[:samples])) for c in everybody]
     return Federation(config, few)
@@ -81,8 +78,8 @@ def assert_sound(federated: Federation) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "sgd-rate-3", "momentum", "adam"])
 def test_ten_rounds_of_a_deep_network_stay_finite(model: str, optimizer: dict[str, object]) -> None:
     federated = federation(
-        1, 8, algorithm="fedavg", model=model, local_epochs=5, learning_rate=0.01, momentum=0.0,
-        **optimizer,
+        1, 8, algorithm="fedavg", network=model, epochs=5,
+        **{"local.learning-rate": 0.01, "local.momentum": 0.0}, **optimizer,
     )  # fmt: skip
 
     for _ in range(10):
@@ -99,7 +96,7 @@ def test_statistics_are_the_mean_of_the_clients_whatever_the_optimizer(
 ) -> None:
     # Prepare: clients of 9 and 21 samples
     federated = federation(
-        2, 21, algorithm="fedrc", model=f"{__name__}:small_norms", clusters=2, shared_body=shared,
+        2, 21, algorithm="fedrc", network=f"{__name__}:small_norms", clusters=2, shared_body=shared,
         skip_below=0.0, skip_cluster_below=0.0, **optimizer,
     )  # fmt: skip
     first = federated.clients[0]
@@ -122,14 +119,15 @@ def test_statistics_are_the_mean_of_the_clients_whatever_the_optimizer(
             np.testing.assert_allclose(after[cluster][tail], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["fedsoft", "pfedme", "apfl", "local", "cfl", "fesem"])
+@pytest.mark.parametrize("algorithm", ["fedsoft", "pfedme", "apfl", "local-only", "cfl", "fesem"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS[1:], ids=["sgd-rate-3", "momentum", "adam"])
 def test_other_algorithms_keep_their_variances_from_zero_up(
     algorithm: str, optimizer: dict[str, object]
 ) -> None:
     federated = federation(
-        3, 16, algorithm=algorithm, model=f"{__name__}:small_norms", local_epochs=4,
-        share_local_models=True, cfl_warmup=2, learning_rate=0.01, pfedme_lambda=1.0, **optimizer,
+        3, 16, algorithm=algorithm, network=f"{__name__}:small_norms", epochs=4,
+        **{"local-only.share-models": True, "cfl.warmup": 2, "pfedme.lambda": 1.0},
+        **{"local.learning-rate": 0.01}, **optimizer,
     )  # fmt: skip
 
     for _ in range(6):
@@ -144,8 +142,8 @@ def test_other_algorithms_keep_their_variances_from_zero_up(
 def test_half_precision_on_the_wire_makes_no_variance_negative(shared: bool) -> None:
     # Prepare: many batches, after which the variance of a feature that never varies is next to 0
     federated = federation(
-        2, 16, algorithm="fedrc", model=f"{__name__}:small_norms", clusters=2, shared_body=shared,
-        local_epochs=40,
+        2, 16, algorithm="fedrc", network=f"{__name__}:small_norms", clusters=2, shared_body=shared,
+        epochs=40,
     )  # fmt: skip
     algorithm, classes = federated.algorithm, federated.scenario.classes
 

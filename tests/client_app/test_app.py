@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
+from settings_of import configured
 
 from client_app import app as module
 from client_app.app import app
-from client_app.node import Node
+from client_app.node import participant, run_of
 from fedrc_flwr import wire
-from fedrc_flwr.algorithms.base import Broadcast, Reply
+from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.errors import ConfigError, DivergedError, WireError
 from fedrc_flwr.models import build_model
 
-RUN_CONFIG = {
-    "clients": 4,
-    "clusters": 2,
-    "hidden": 4,
-    "samples-per-client": 40,
-    "local-epochs": 1,
-    "annealing-rounds": 0,
-    "run-name": "trial",
-}
+RUN_CONFIG = configured(
+    clients=4, clusters=2, hidden=4, samples_per_client=40, adaptive=True, merge=True, name="trial"
+).to_dict() | {"resolved": True}
 OBSERVER = 4
 
 
@@ -37,15 +30,6 @@ OBSERVER = 4
 def _inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small lose more by sharing the work than by doing it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["context", "disk"])
@@ -67,10 +51,10 @@ def make_context(partition: int = 0, **node_config: Any) -> Context:
 
 def broadcast_of(context: Context, round_number: int) -> Broadcast:
     """The server's models before it has learnt anything."""
-    node = Node(context)
-    models = [build_model(node.config, (8, 8), node.data.classes, seed) for seed in range(2)]
-    state = node.algorithm.initial_state(models)
-    return node.algorithm.broadcast(state, round_number, node.data.classes)
+    client, network = participant(context), run_of(context).model
+    models = [build_model(network, (8, 8), client.data.classes, seed) for seed in range(2)]
+    state = client.algorithm.initial_state(models)
+    return client.algorithm.broadcast(state, round_number, client.data.classes)
 
 
 def send(context: Context, kind: str, content: RecordDict) -> RecordDict:
@@ -78,7 +62,9 @@ def send(context: Context, kind: str, content: RecordDict) -> RecordDict:
 
 
 def instruction(context: Context, round_number: int) -> RecordDict:
-    return wire.encode_broadcast(broadcast_of(context, round_number), Node(context).layout)
+    return wire.encode_broadcast(
+        broadcast_of(context, round_number), participant(context).bank.layout
+    )
 
 
 def train(context: Context, round_number: int) -> Reply:
@@ -151,7 +137,7 @@ def test_reply_answers_the_broadcast(context: Context) -> None:
 def test_state_after_a_round_is_kept_under_that_round(context: Context) -> None:
     reply = train(context, 3)
 
-    state = Node(context).states.load(before_round=4)
+    state = participant(context).states.load(before_round=4)
 
     assert state is not None
     assert (state.round, state.clusters) == (3, (0, 1))
@@ -237,7 +223,7 @@ def test_handler_that_fails_at_any_step_leaves_the_state_as_it_was(
         raise RuntimeError("disk on fire")
 
     if step == "training":
-        monkeypatch.setattr(type(Node(context).algorithm), "train", fail)
+        monkeypatch.setattr(type(participant(context).algorithm), "train", fail)
     elif step == "encoding":
         monkeypatch.setattr(wire, "encode_reply", fail)
     else:
@@ -267,13 +253,13 @@ def test_client_that_diverged_comes_back_as_it_was(context: Context) -> None:
     first = train(context, 1)
     before = everything_kept(context)
     sound = dict(context.run_config)
-    context.run_config["learning-rate"] = 1e30
+    context.run_config["local.learning-rate"] = 1e30
 
-    with pytest.raises(DivergedError, match=r"diverged in round 2: .* lower learning-rate"):
+    with pytest.raises(DivergedError, match=r"diverged in round 2: .* lower local.learning-rate"):
         send(context, MessageType.TRAIN, instruction(context, 2))
 
     assert everything_kept(context) == before
-    context.run_config.update(**sound, **{"learning-rate": 0.06})
+    context.run_config.update(sound)
     # What diverged was never sent, so that it is no release.
     assert train(context, 2).releases == 2 * first.releases > 0
 
@@ -303,15 +289,15 @@ def test_evaluation_reports_on_the_test_part_and_leaves_the_state_as_it_was(
 
 
 def test_evaluation_uses_the_state_of_the_same_round(context: Context) -> None:
-    node = Node(context)
+    client = participant(context)
     train(context, 1)
-    state = node.states.load(before_round=2)
+    state = client.states.load(before_round=2)
     assert state is not None
 
     metrics = evaluate(context, 1)
 
     assert metrics["cluster"] == float(state.clusters[int(state.mixture_weights.argmax())])
-    expected = node.algorithm.evaluate(broadcast_of(context, 1), state, node.runtime(1))
+    expected = client.algorithm.evaluate(broadcast_of(context, 1), state, client.runtime(1))
     assert metrics == expected
 
 

@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from client_app.node import Node
+from client_app.node import participant
+from fedrc_flwr.data.scenario import ClientData
 from fedrc_flwr.errors import DataError
 
-RUN = {"dataset": "their-own", "classes": 3, "input-shape": "5", "clusters": 2, "hidden": 4,
-       "concept-shares": "1", "corrupted-shares": "0"}  # fmt: skip
+RUN = {
+    "scenario": "none", "recipe": "paper", "data.dataset": "their-own", "data.classes": 3,
+    "data.input-shape": "5", "data.concept-shares": "1", "data.corrupted-shares": "0",
+    "model.hidden": 4, "fedrc.clusters": 2,
+}  # fmt: skip
 
 
-def node(**node_config: Any) -> Node:
+def data_of(**node_config: Any) -> ClientData:
     keys = {name.replace("_", "-"): value for name, value in node_config.items()}
-    return Node(
-        Context(
-            run_id=1, node_id=9, node_config={"partition-id": 3, "name": "hospital", **keys},
-            state=RecordDict(), run_config=RUN,
-        )
+    context = Context(
+        run_id=1, node_id=9, node_config={"partition-id": 3, "name": "hospital", **keys},
+        state=RecordDict(), run_config=RUN,
     )  # fmt: skip
+    return participant(context).data
 
 
 def write(path: Path, samples: int = 20, **more: np.ndarray) -> str:
@@ -33,7 +36,7 @@ def write(path: Path, samples: int = 20, **more: np.ndarray) -> str:
 
 @pytest.mark.parametrize(("role", "fit"), [("train", 18), ("observe", 10)])
 def test_node_holds_its_file_whatever_its_partition(tmp_path: Path, role: str, fit: int) -> None:
-    data = node(dataset=write(tmp_path / "own.npz"), role=role).data
+    data = data_of(dataset=write(tmp_path / "own.npz"), role=role)
 
     assert (data.name, data.role, len(data.fit), len(data.test)) == (
         "hospital", role, fit, 20 - fit,
@@ -44,15 +47,15 @@ def test_node_holds_its_file_whatever_its_partition(tmp_path: Path, role: str, f
 def test_file_of_several_clients_is_told_apart_by_partition(tmp_path: Path) -> None:
     path = write(tmp_path / "own.npz", client=np.repeat(np.arange(5), 4))
 
-    assert len(node(dataset=path, partition_id=2).data.fit) == 4
+    assert len(data_of(dataset=path, partition_id=2).fit) == 4
 
 
 def test_prepared_samples_follow_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "first.npz")
-    first = node(dataset=path, state_dir=str(tmp_path / "state")).data
+    first = data_of(dataset=path, state_dir=str(tmp_path / "state"))
     other = write(tmp_path / "second.npz", samples=40)
 
-    second = node(dataset=other, state_dir=str(tmp_path / "state")).data
+    second = data_of(dataset=other, state_dir=str(tmp_path / "state"))
 
     assert (len(first.fit), len(second.fit)) == (18, 36)
     assert isinstance(second.fit.inputs, np.memmap)
@@ -60,5 +63,5 @@ def test_prepared_samples_follow_the_file(tmp_path: Path) -> None:
 
 
 def test_node_without_the_runs_data_is_told_where_it_was_looked_for() -> None:
-    with pytest.raises(DataError, match="their-own was looked for"):
-        node(role="train")
+    with pytest.raises(DataError, match="their-own does not exist"):
+        data_of(role="train")

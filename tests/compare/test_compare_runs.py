@@ -1,4 +1,4 @@
-"""Comparisons from start to table, their runs in this process instead of Flower's engine."""
+"""Comparisons from start to table."""
 
 from __future__ import annotations
 
@@ -11,67 +11,61 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grid import InMemoryGrid
 from typer.testing import CliRunner
 
 from fedrc_flwr.cli import app
 from fedrc_flwr.compare import pictures, results, runner
 from fedrc_flwr.compare.plan import Comparison
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.report.log import METRICS, SUMMARY, MetricsLog, read_events, read_json, write_json
-from fedrc_flwr.simulation import Outcome
-from server_app.app import Run
+from fedrc_flwr.report.log import (
+    METRICS,
+    SUMMARY,
+    Event,
+    MetricsLog,
+    read_events,
+    read_json,
+    write_json,
+)
+from fedrc_flwr.simulation import Outcome, run_here
 
-TINY = ["clients=3", "hidden=4", "rounds=4", "local-epochs=1", "evaluate-every=2",
-        "annealing-rounds=0", "adaptive=false", "merge=false", "clusters=2"]  # fmt: skip
+TINY = ["data.clients=3", "model.hidden=4", "rounds=4", "local.epochs=1", "run.evaluate-every=2",
+        "fedrc.annealing-rounds=0", "fedrc.adaptive=false", "fedrc.merge=false",
+        "fedrc.clusters=2"]  # fmt: skip
 
 
 class Engine:
-    """Runs in this process; stops in a given round of a given run, as Ctrl-C would."""
+    """Notes what is run; stops in a given round of a given run, as Ctrl-C would."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.configs: list[RunConfig] = []
         self.stop_at: tuple[str, int] | None = None
 
-    def simulate(
+    def run_here(
         self,
-        settings: dict[str, Any],
+        config: RunConfig,
         directory: Path,
-        on_event: Callable[[dict[str, Any]], None],
-        app: Path | None = None,
-        cpus: int | None = None,
+        on_event: Callable[[Event], None],
+        engine: str,
+        cpus: int | None,
     ) -> Outcome:
         run_name = "/".join(directory.parts[-3:])
         self.started.append(run_name)
-        settings = {
-            **settings,
-            "output-dir": str(directory.parent),
-            "run-name": directory.name,
-            "state-dir": str(directory / "clients"),
-        }
-        run = Run(load_config(settings), directory, InMemoryGrid(6, settings))  # type: ignore[arg-type]
-        done = run.strategy.round_done
+        self.configs.append(config)
 
-        def round_done(state: Any, metrics: dict[str, Any]) -> None:
-            done(state, metrics)
-            on_event({"event": "round", "round": metrics["round"]})
-            if self.stop_at == (run_name, metrics["round"]):
+        def follow(event: Event) -> None:
+            on_event(event)
+            if self.stop_at == (run_name, event["round"]):
                 raise KeyboardInterrupt
 
-        run.strategy.round_done = round_done
-        try:
-            run.go()
-        except KeyboardInterrupt:
-            write_json(directory / SUMMARY, {"status": "stopped"})
-            return Outcome(False, {"status": "stopped"}, "stopped by the user")
-        return Outcome(True, read_json(directory / SUMMARY), "")
+        return run_here(config, directory, follow, engine, cpus)
 
 
 @pytest.fixture
 def drawing_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    monkeypatch.setattr(runner, "simulate", made.simulate)
+    monkeypatch.setattr(runner, "run_here", made.run_here)
     return made
 
 
@@ -92,7 +86,7 @@ def compare(output: Path, *extra: str) -> Any:
 
 def without_seconds(path: Path) -> list[list[str]]:
     with open(path, newline="") as file:
-        return [row for row in csv.reader(file) if "s a round" not in row]
+        return [row for row in csv.reader(file) if "s per round" not in row]
 
 
 def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same_table(
@@ -112,7 +106,7 @@ def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same
 
     # Assert: the run that was stopped goes on after its third round, and those after it follow
     assert stopped.exit_code == 130
-    assert "goes on" in stopped.output
+    assert "continues" in stopped.output
     assert done_before == ["digits/fedavg/seed0", "digits/fedrc/seed0"]
     assert again.exit_code == 0, again.output
     assert engine.started[2:] == [
@@ -224,38 +218,44 @@ def test_a_key_that_rows_set_themselves_is_told(tmp_path: Path, engine: Engine) 
     outcome = compare(tmp_path / "a", "--set", "algorithm=ifca", "--seeds", "0")
 
     assert outcome.exit_code == 0
-    assert "note: algorithm stays as the comparison has it in: fedavg; fedrc" in outcome.output
+    assert "note: these rows keep their own algorithm: fedavg; fedrc" in outcome.output
 
 
 def test_a_comparison_with_infinity_goes_on(tmp_path: Path) -> None:
-    comparison = Comparison("t", {"M": {"alpha": math.inf}}, {"x": {"scenario": "digits"}})
+    comparison = Comparison("t", {"M": {"data.alpha": math.inf}}, {"x": {"scenario": "digits"}})
 
     runner.open_directory(tmp_path, comparison)
     runner.open_directory(tmp_path, comparison)
 
     with pytest.raises(ConfigError, match="another comparison"):
-        runner.open_directory(tmp_path, Comparison("t", {"M": {"alpha": 1.0}}, comparison.columns))
+        runner.open_directory(
+            tmp_path, Comparison("t", {"M": {"data.alpha": 1.0}}, comparison.columns)
+        )
 
 
-def test_a_scenario_file_is_found_from_wherever_a_run_works(
+def test_files_are_found_from_wherever_a_run_works(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Prepare
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("dataset: digits\nclients: 3\nrounds: 1\n")
-    Path("plan.yaml").write_text(
-        "columns: {mine: {scenario: mine.yaml}}\nrows: {FedAvg: {algorithm: fedavg, hidden: 4}}\n"
+    rng = np.random.default_rng(0)
+    np.savez("mine.npz", x=rng.normal(size=(60, 4)), y=np.arange(60) % 3)
+    Path("mine.yaml").write_text(
+        "data: {dataset: mine.npz, clients: 3, concept-shares: 1, corrupted-shares: 0}\n"
     )
-    scenarios: list[str] = []
+    Path("quick.yaml").write_text("algorithm: fedavg\nrounds: 1\n")
+    Path("plan.yaml").write_text(
+        "columns: {mine: {scenario: mine.yaml}}\nrows: {FedAvg: {recipe: quick.yaml}}\n"
+    )
 
-    def simulate(settings: dict[str, Any], *rest: Any, **more: Any) -> Outcome:
-        scenarios.append(settings["scenario"])
-        return engine.simulate(settings, *rest, **more)
-
-    monkeypatch.setattr(runner, "simulate", simulate)
+    # Execute
     outcome = CliRunner().invoke(app, ["compare", "plan.yaml", "--output", "out"])
 
+    # Assert: what a run reads is named in full, and what its files said was read before it began
     assert outcome.exit_code == 0, outcome.output
-    assert scenarios == [str(tmp_path / "mine.yaml")]
+    [config] = engine.configs
+    assert config.data.dataset == str(tmp_path / "mine.npz")
+    assert (config.data.clients, config.algorithm, config.rounds) == (3, "fedavg", 1)
 
 
 def test_another_comparison_in_the_same_directory_is_refused(
@@ -284,12 +284,12 @@ def test_a_directory_with_other_things_in_it_is_refused(tmp_path: Path, engine: 
 def test_a_run_that_fails_is_told_and_the_others_go_on(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(settings: dict[str, Any], directory: Path, *rest: Any, **more: Any) -> Outcome:
-        if settings["algorithm"] == "fedavg":
+    def run(config: RunConfig, *rest: Any) -> Outcome:
+        if config.algorithm == "fedavg":
             return Outcome(False, {"status": "failed"}, "no memory left\nlog: somewhere")
-        return engine.simulate(settings, directory, *rest, **more)
+        return engine.run_here(config, *rest)
 
-    monkeypatch.setattr(runner, "simulate", simulate)
+    monkeypatch.setattr(runner, "run_here", run)
 
     outcome = compare(tmp_path / "a")
 

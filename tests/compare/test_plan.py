@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedrc_flwr.algorithms.fedrc import FedRC
 from fedrc_flwr.compare.plan import (
     Comparison,
     check,
@@ -14,13 +15,13 @@ from fedrc_flwr.compare.plan import (
     scaled,
     with_changes,
 )
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError, FedRCError
 
 SMALL = Comparison(
     "two by two",
-    rows={"A": {"algorithm": "fedavg"}, "B (2)": {"algorithm": "ifca", "clusters": 2}},
-    columns={"x": {"scenario": "digits"}, "y": {"scenario": "digits", "alpha": 1.0}},
+    rows={"A": {"algorithm": "fedavg"}, "B (2)": {"algorithm": "ifca", "ifca.clusters": 2}},
+    columns={"x": {"scenario": "digits"}, "y": {"scenario": "digits", "data.alpha": 1.0}},
     seeds=(0, 7),
     rates=(0.1, 0.2),
     settings={"rounds": 4},
@@ -36,28 +37,28 @@ def test_every_row_column_seed_and_rate_is_one_cell_with_its_keys() -> None:
     assert last.folder == Path("y/b-2/seed7-rate0.2")
     assert last.settings == {
         "scenario": "digits",
-        "alpha": 1.0,
+        "data.alpha": 1.0,
         "rounds": 4,
         "algorithm": "ifca",
-        "clusters": 2,
+        "ifca.clusters": 2,
         "seed": 7,
-        "learning-rate": 0.2,
+        "local.learning-rate": 0.2,
     }
     assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
 
 
-def test_without_rates_the_scenarios_own_is_kept() -> None:
+def test_without_rates_the_recipes_own_is_kept() -> None:
     [cell] = of_scenario("digits", ["fedrc"]).cells()
 
     assert cell.rate is None
-    assert "learning-rate" not in cell.settings
+    assert "local.learning-rate" not in cell.settings
     assert cell.folder == Path("digits/fedrc/seed0")
 
 
 def test_local_training_is_compared_with_its_models_shared() -> None:
-    [cell] = of_scenario("digits", ["local"]).cells()
+    [cell] = of_scenario("digits", ["local-only"]).cells()
 
-    assert cell.settings["share-local-models"] is True
+    assert cell.settings["local-only.share-models"] is True
 
 
 def test_scale_keeps_the_clients_size_and_takes_fewer_of_them_and_fewer_rounds() -> None:
@@ -65,20 +66,22 @@ def test_scale_keeps_the_clients_size_and_takes_fewer_of_them_and_fewer_rounds()
     settings = scaled({"scenario": "digits"}, 0.5)
 
     config = load_config(settings)
-    assert (config.clients, config.samples_per_client, config.rounds) == (6, 119, 50)
-    assert (config.annealing_rounds, config.evaluate_every) == (10, 3)
+    assert (config.data.clients, config.data.samples_per_client, config.rounds) == (6, 119, 50)
+    assert isinstance(config.own, FedRC.Settings)
+    assert (config.own.annealing_rounds, config.run.evaluate_every) == (10, 3)
 
 
 def test_scale_leaves_two_clients_of_each_concept_and_one_round() -> None:
     config = load_config(scaled({"scenario": "digits"}, 0.001))
 
-    assert (config.clients, config.rounds) == (6, 1)
+    assert (config.data.clients, config.rounds) == (6, 1)
 
 
 def test_scale_never_turns_a_prior_of_some_rounds_into_one_of_all() -> None:
-    few, always = (scaled({"scenario": "digits", "prior-rounds": n}, 0.01) for n in (30, 0))
+    few, always = (scaled({"scenario": "digits", "fedrc.prior-rounds": n}, 0.01) for n in (30, 0))
 
-    assert (load_config(few).prior_rounds, load_config(always).prior_rounds) == (1, 0)
+    own = [load_config(settings).to_dict()["fedrc.prior-rounds"] for settings in (few, always)]
+    assert own == [1, 0]
 
 
 def test_a_scale_of_one_changes_nothing() -> None:
@@ -124,7 +127,7 @@ def test_the_command_line_has_the_last_word() -> None:
         ({"rows": {}}, "at least one row"),
         ({"rows": {"a b": {}, "a-b": {}}}, "punctuation"),
         ({"rows": {"a": {"algoritm": "fedrc"}}}, "algoritm"),
-        ({"settings": {"dataset": "nowhere/data.npz"}}, "nowhere"),
+        ({"settings": {"data.dataset": "nowhere/data.npz"}}, "nowhere"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(change: dict, words: str) -> None:

@@ -32,7 +32,7 @@ def test_idx_files_are_read_compressed_or_not(
     assert np.bincount(data.test_labels).tolist() == [4] * 10
 
 
-def test_installed_package_is_found_without_a_data_dir(
+def test_installed_package_is_found_without_a_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "debian")
@@ -62,7 +62,7 @@ def test_missing_data_is_told_with_where_it_was_looked_for_and_how_to_get_it(
     with pytest.raises(DataError) as refusal:
         DATASETS[name].load(tmp_path)
 
-    for word in [*words, name, str(tmp_path), "data-dir"]:
+    for word in [*words, name, str(tmp_path), "data.directory"]:
         assert word in str(refusal.value)
 
 

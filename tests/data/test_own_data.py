@@ -11,18 +11,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.data.own import located, own_facts
-from fedrc_flwr.data.scenario import GroundTruth, Scenario, node_client, node_config
+from fedrc_flwr.data.scenario import GroundTruth, Scenario, node_client, node_settings
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.errors import ConfigError, DataError
 
-PLAIN = {"concept-shares": "1", "corrupted-shares": "0"}
+SEED = 0
 
 
-def config_for(dataset: Path | str, **settings: Any) -> RunConfig:
-    keys = {name.replace("_", "-"): value for name, value in settings.items()}
-    return load_config({"clients": 2, "alpha": "inf", **PLAIN, "dataset": str(dataset), **keys})
+def data_of(**keys: Any) -> DataSettings:
+    """The data section of a configuration, whatever scenario is under it."""
+    return load_config({f"data.{name.replace('_', '-')}": v for name, v in keys.items()}).data
+
+
+def settings_for(dataset: Path | str, **keys: Any) -> DataSettings:
+    plain = {"clients": 2, "alpha": "inf", "concept_shares": "1", "corrupted_shares": "0"}
+    return data_of(**{**plain, "dataset": str(dataset), **keys})
+
+
+def scenario_for(dataset: Path | str, seed: int = SEED, **keys: Any) -> Scenario:
+    return Scenario(settings_for(dataset, **keys), seed)
 
 
 def arrays(samples: int = 40, classes: int = 4) -> dict[str, np.ndarray]:
@@ -45,9 +54,9 @@ def csv(folder: Path, text: str) -> Path:
 
 def test_npz_is_split_and_shifted_like_any_dataset(tmp_path: Path) -> None:
     path = npz(tmp_path, **arrays())
-    config = config_for(path, concept_shares="0.5,0.5", corrupted_shares="0,0")
+    settings = settings_for(path, concept_shares="0.5,0.5", corrupted_shares="0,0")
 
-    scenario = Scenario(config)
+    scenario = Scenario(settings, SEED)
 
     clients = [scenario.client(index) for index in range(len(scenario))]
     assert (scenario.classes, scenario.input_shape) == (4, (6,))
@@ -61,7 +70,7 @@ def test_samples_marked_as_observers_are_what_observers_get(tmp_path: Path) -> N
     content = arrays()
     path = npz(tmp_path, **content, observer=np.arange(40) < 12)
 
-    scenario = Scenario(config_for(path))
+    scenario = scenario_for(path)
 
     held = np.concatenate([scenario.client(2).fit.inputs, scenario.client(2).test.inputs])
     expected = content["x"][:12].astype(np.float32)
@@ -69,7 +78,7 @@ def test_samples_marked_as_observers_are_what_observers_get(tmp_path: Path) -> N
 
 
 def test_without_observers_nothing_is_held_back(tmp_path: Path) -> None:
-    scenario = Scenario(config_for(npz(tmp_path, **arrays()), observers_per_concept=0))
+    scenario = scenario_for(npz(tmp_path, **arrays()), observers_per_concept=0)
 
     assert sum(len(scenario.outline(index).labels) for index in range(len(scenario))) == 40
 
@@ -79,7 +88,7 @@ def test_csv_label_is_the_column_y_or_the_last(tmp_path: Path, header: str) -> N
     rows = [f"{row},{row % 2},0.5" if header else f"{row},0.5,{row % 2}" for row in range(20)]
     path = csv(tmp_path, header + "\n".join(rows))
 
-    scenario = Scenario(config_for(path, test_fraction=0))
+    scenario = scenario_for(path, test_fraction=0)
 
     client = scenario.client(0)
     assert (scenario.classes, scenario.input_shape) == (2, (2,))
@@ -96,7 +105,7 @@ def test_folder_of_images_has_a_class_per_subfolder(
             colour = 50 * label if mode == "L" else (50 * label, 1, 2)
             Image.new(mode, (5, 6), colour).save(tmp_path / name / f"{number}.png")
 
-    scenario = Scenario(config_for(tmp_path, test_fraction=0))
+    scenario = scenario_for(tmp_path, test_fraction=0)
 
     client = scenario.client(0)
     assert (scenario.classes, scenario.input_shape) == (3, shape)
@@ -119,7 +128,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_function_gives_the_arrays(module: str) -> None:
-    scenario = Scenario(config_for(f"{module}:good"))
+    scenario = scenario_for(f"{module}:good")
 
     assert (scenario.classes, scenario.input_shape) == (2, (3,))
     assert len(scenario.client(0).fit) > 0
@@ -138,12 +147,12 @@ def test_function_that_gives_none_is_refused(
     module: str, name: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        Scenario(config_for(f"{module}:{name}"))
+        scenario_for(f"{module}:{name}")
 
 
 def test_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot import nowhere_at_all.*PYTHONPATH"):
-        Scenario(config_for("nowhere_at_all:function"))
+        scenario_for("nowhere_at_all:function")
 
 
 # --- data that says who holds what --------------------------------------------------------------
@@ -163,10 +172,10 @@ def grouped() -> dict[str, np.ndarray]:
 
 def test_clients_of_the_file_are_the_clients(tmp_path: Path) -> None:
     content = grouped()
-    config = config_for(npz(tmp_path, **content), clients=99, concept_shares="0.5,0.5",
+    settings = settings_for(npz(tmp_path, **content), clients=99, concept_shares="0.5,0.5",
                         corrupted_shares="1,1", label_noise="pair")  # fmt: skip
 
-    scenario = Scenario(config)
+    scenario = Scenario(settings, SEED)
 
     clients = [scenario.client(index) for index in range(len(scenario))]
     assert (scenario.clients, scenario.observers) == (2, 1)
@@ -190,7 +199,7 @@ def test_numbered_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> 
         *(f"{client},1.5,{row % 2}" for client in (10, 9, 2) for row in range(4)),
     ]
 
-    scenario = Scenario(config_for(csv(tmp_path, "\n".join(lines))))
+    scenario = scenario_for(csv(tmp_path, "\n".join(lines)))
 
     names = [scenario.outline(index).name for index in range(len(scenario))]
     assert names == ["client-2", "client-9", "client-10"]
@@ -202,7 +211,7 @@ def test_client_with_one_sample_or_one_class_is_a_client(tmp_path: Path) -> None
     content["y"][1:] = 2
     path = npz(tmp_path, **content, client=np.array([0] + [1] * 10))
 
-    scenario = Scenario(config_for(path, classes=4))
+    scenario = scenario_for(path, classes=4)
 
     one, other = scenario.client(0), scenario.client(1)
     assert (len(one.fit), len(one.test)) == (1, 0)
@@ -247,19 +256,19 @@ def test_arrays_that_cannot_be_trained_on_are_refused(
     path = npz(tmp_path, **content)
 
     with pytest.raises(DataError, match=words) as refusal:
-        Scenario(config_for(path))
+        scenario_for(path)
 
     assert str(path) in str(refusal.value)
 
 
 def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="label 3 of sample 3: expected numbers from 0 to 2"):
-        Scenario(config_for(npz(tmp_path, **arrays()), classes=3))
+        scenario_for(npz(tmp_path, **arrays()), classes=3)
 
 
 def test_samples_of_another_shape_than_said_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"shape \(6,\), but input-shape says \(2, 3\)"):
-        Scenario(config_for(npz(tmp_path, **arrays()), input_shape="2,3"))
+    with pytest.raises(DataError, match=r"shape \(6,\), but data.input-shape says \(2, 3\)"):
+        scenario_for(npz(tmp_path, **arrays()), input_shape="2,3")
 
 
 class Program:
@@ -274,7 +283,7 @@ def test_object_arrays_are_refused_and_never_unpickled(
     path = npz(tmp_path, x=np.array([[Program()]], dtype=object), y=np.zeros(1))
 
     with pytest.raises(DataError, match="object arrays are never read"):
-        Scenario(config_for(path))
+        scenario_for(path)
 
     assert not (tmp_path / "unpickled").exists()
 
@@ -298,7 +307,7 @@ def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, wor
     path = csv(tmp_path, text)
 
     with pytest.raises(DataError, match=words) as refusal:
-        Scenario(config_for(path))
+        scenario_for(path)
 
     assert str(path) in str(refusal.value)
 
@@ -314,18 +323,18 @@ def test_file_that_cannot_be_read_is_refused(
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(DataError, match=words):
-        Scenario(config_for(tmp_path / name))
+        scenario_for(tmp_path / name)
 
 
 def test_images_of_two_sizes_or_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match="a subfolder per class"):
-        Scenario(config_for(tmp_path))
+        scenario_for(tmp_path)
     Image.new("L", (5, 5)).save(tmp_path / "cat" / "a.png")
     Image.new("L", (5, 6)).save(tmp_path / "cat" / "b.png")
 
     with pytest.raises(DataError, match=r"b.png: is 6 x 5 pixels, a.png is 5 x 5"):
-        Scenario(config_for(tmp_path, seed=1))
+        scenario_for(tmp_path, seed=1)
 
 
 def test_broken_image_is_refused_by_name(tmp_path: Path) -> None:
@@ -333,53 +342,53 @@ def test_broken_image_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "cat" / "a.png").write_bytes(b"no image")
 
     with pytest.raises(DataError, match=r"a.png: not a readable image"):
-        Scenario(config_for(tmp_path))
+        scenario_for(tmp_path)
 
 
 def test_own_pixels_beyond_1_are_not_corrupted(tmp_path: Path) -> None:
     path = npz(tmp_path, x=np.full((40, 8, 8), 200.0), y=np.arange(40) % 2)
-    scenario = Scenario(config_for(path, corrupted_shares="1"))
+    scenario = scenario_for(path, corrupted_shares="1")
 
     with pytest.raises(DataError, match="pixels from 0 to 1"):
         scenario.client(0)
 
 
 def test_unknown_name_is_told_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cifar11 was looked for.*cifar10, cifar100"):
-        Scenario(config_for("cifar11", data_dir=str(tmp_path)))
+    with pytest.raises(DataError, match=r"cifar11 does not exist.*cifar10, cifar100"):
+        scenario_for("cifar11", directory=str(tmp_path))
 
 
 # --- server and nodes ---------------------------------------------------------------------------
 
 
 def test_server_without_the_file_needs_classes_and_input_shape(tmp_path: Path) -> None:
-    config = config_for(tmp_path / "theirs.npz", classes=5, input_shape="3,8,8")
+    settings = settings_for(tmp_path / "theirs.npz", classes=5, input_shape="3,8,8")
 
-    scenario = Scenario(config)
+    scenario = Scenario(settings, SEED)
 
     assert (scenario.classes, scenario.input_shape, scenario.clients) == (5, (3, 8, 8), 2)
-    with pytest.raises(DataError, match=r"theirs.npz was looked for"):
+    with pytest.raises(DataError, match=r"theirs.npz does not exist"):
         scenario.client(0)
 
 
 @pytest.mark.parametrize("text", ["a", "3,", "0,3", "3x3", "-1", "1.5", "3;3", "²"])
 def test_malformed_input_shape_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"input-shape = .*expected whole numbers"):
-        load_config({"input-shape": text})
+    with pytest.raises(ConfigError, match=r"data.input-shape = .*expected whole numbers"):
+        data_of(input_shape=text)
 
 
 def test_input_shape_of_one_number_may_be_a_number() -> None:
-    assert load_config({"input-shape": 8}).shape() == (8,)
+    assert data_of(input_shape=8).shape() == (8,)
 
 
 @pytest.mark.parametrize(("role", "sizes"), [("train", (36, 4)), ("observe", (20, 20))])
 def test_node_with_its_own_file_holds_all_of_it_as_it_is(
     tmp_path: Path, role: str, sizes: tuple[int, int]
 ) -> None:
-    run = load_config({"dataset": "theirs", "classes": 9, "input-shape": "6", "mix": "paper"})
+    run = data_of(dataset="theirs", classes=9, input_shape="6", mix="paper")
     path = npz(tmp_path, **arrays())
 
-    data = node_client(node_config(run, str(path), role), index=7)
+    data = node_client(node_settings(run, SEED, str(path), role), SEED, index=7)
 
     assert (len(data.fit), len(data.test)) == sizes
     assert (data.classes, data.truth) == (9, GroundTruth(-1, "none"))
@@ -389,22 +398,22 @@ def test_node_with_its_own_file_holds_all_of_it_as_it_is(
 def test_node_whose_file_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
     path = npz(tmp_path, **arrays())
 
-    for keys in ({"classes": 3, "input-shape": "6"}, {"classes": 9, "input-shape": "5"}):
-        run = load_config({"dataset": "theirs", **keys})
+    for classes, shape in ((3, "6"), (9, "5")):
+        run = data_of(dataset="theirs", classes=classes, input_shape=shape)
         with pytest.raises(DataError, match=r"own.npz"):
-            node_client(node_config(run, str(path), "train"), index=0)
+            node_client(node_settings(run, SEED, str(path), "train"), SEED, index=0)
 
 
 def test_changed_file_is_another_one(tmp_path: Path) -> None:
     path = npz(tmp_path, **arrays())
-    config = config_for(path)
-    before, scenario = own_facts(config), Scenario(config)
+    settings = settings_for(path)
+    before, scenario = own_facts(settings), Scenario(settings, SEED)
     npz(tmp_path, **arrays(samples=80))
     os.utime(path, ns=(1, 1))
 
-    after = Scenario(config)
+    after = Scenario(settings, SEED)
 
-    assert own_facts(config) != before
+    assert own_facts(settings) != before
     assert len(after.outline(0).labels) > len(scenario.outline(0).labels)
 
 
@@ -413,7 +422,11 @@ def test_files_are_named_by_whole_paths_for_an_app_that_runs_elsewhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert located(load_config({})) == {}
-    assert located(load_config({"dataset": "cifar10"})) == {"data-dir": str(tmp_path)}
-    assert located(load_config({"dataset": "own.npz"}))["dataset"] == str(tmp_path / "own.npz")
-    assert located(load_config({"dataset": "package:function"})) == {"data-dir": str(tmp_path)}
+    def whole(dataset: str) -> tuple[str, str]:
+        found = located(data_of(dataset=dataset))
+        return found.dataset, found.directory
+
+    assert whole("digits") == ("digits", "")
+    assert whole("cifar10") == ("cifar10", str(tmp_path))
+    assert whole("own.npz") == (str(tmp_path / "own.npz"), str(tmp_path))
+    assert whole("package:function") == ("package:function", str(tmp_path))

@@ -1,22 +1,31 @@
-"""Scenarios: which client holds what, as a pure function of the configuration and an index."""
+"""Scenarios: which client holds what, as a pure function of the settings, a seed and an index."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.configuration import load_config, scenario_names
+from fedrc_flwr.config import load_config, scenario_names
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
 from fedrc_flwr.data.scenario import ClientData, Scenario, Split, scenario_of
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.errors import ConfigError, DataError
 
-CONFIG = RunConfig(clients=12, seed=3, observers_per_concept=2)
+SETTINGS = DataSettings(clients=12, observers_per_concept=2)
+SEED = 3
+
+
+def scenario_from(keys: dict[str, Any]) -> Scenario:
+    """The scenario of a configuration with these keys, those of the data without their prefix."""
+    top = {name: keys.pop(name) for name in ("scenario", "seed") if name in keys}
+    config = load_config({**top, **{f"data.{name}": value for name, value in keys.items()}})
+    return Scenario(config.data, config.seed)
 
 
 def same_split(one: Split, other: Split) -> bool:
@@ -30,8 +39,8 @@ def same_client(one: ClientData, other: ClientData) -> bool:
     )  # fmt: skip
 
 
-def all_clients(config: RunConfig) -> list[ClientData]:
-    scenario = Scenario(config)
+def all_clients(settings: DataSettings, seed: int = SEED) -> list[ClientData]:
+    scenario = Scenario(settings, seed)
     return [scenario.client(index) for index in range(len(scenario))]
 
 
@@ -42,44 +51,41 @@ def positions(inputs: np.ndarray, among: np.ndarray) -> list[int]:
 
 
 def test_client_is_the_same_in_whatever_order_it_is_asked_for() -> None:
-    in_order = all_clients(CONFIG)
+    in_order = all_clients(SETTINGS)
 
     for index in (13, 5, 0, 17):
-        assert same_client(Scenario(CONFIG).client(index), in_order[index])
+        assert same_client(Scenario(SETTINGS, SEED).client(index), in_order[index])
 
 
-def test_keys_that_do_not_concern_data_do_not_change_it() -> None:
-    other = replace(CONFIG, rounds=7, clusters=9, learning_rate=1.0, run_name="other")
-
-    for one, same in zip(all_clients(CONFIG), all_clients(other), strict=True):
-        assert same_client(one, same)
-
-
-@pytest.mark.parametrize("change", [{"seed": 4}, {"alpha": 10.0}, {"samples_per_client": 50}])
+@pytest.mark.parametrize("change", [{"alpha": 10.0}, {"samples_per_client": 50}])
 def test_keys_of_the_data_change_it(change: dict[str, float]) -> None:
-    other = replace(CONFIG, **change)  # type: ignore[arg-type]
+    other = replace(SETTINGS, **change)  # type: ignore[arg-type]
 
-    assert not same_client(Scenario(CONFIG).client(0), Scenario(other).client(0))
+    assert not same_client(Scenario(SETTINGS, SEED).client(0), Scenario(other, SEED).client(0))
+
+
+def test_the_seed_changes_it() -> None:
+    assert not same_client(Scenario(SETTINGS, SEED).client(0), Scenario(SETTINGS, 4).client(0))
 
 
 def test_what_a_caller_does_to_its_samples_stays_with_it() -> None:
-    scenario = Scenario(CONFIG)
+    scenario = Scenario(SETTINGS, SEED)
     scenario.client(0).fit.inputs[:] = 0.0
     scenario.client(12).fit.labels[:] = 0
 
-    assert same_client(scenario.client(0), Scenario(CONFIG).client(0))
-    assert same_client(scenario.client(12), Scenario(CONFIG).client(12))
+    assert same_client(scenario.client(0), Scenario(SETTINGS, SEED).client(0))
+    assert same_client(scenario.client(12), Scenario(SETTINGS, SEED).client(12))
 
 
 def test_names_are_unique_and_roles_come_in_order() -> None:
-    clients = all_clients(CONFIG)
+    clients = all_clients(SETTINGS)
 
     assert len({client.name for client in clients}) == len(clients) == 18
     assert [client.role for client in clients] == ["train"] * 12 + ["observe"] * 6
 
 
 def test_training_clients_hold_equal_parts_that_nobody_else_holds() -> None:
-    plain = replace(CONFIG, corrupted_shares="0,0,0")
+    plain = replace(SETTINGS, corrupted_shares="0,0,0")
     clients = all_clients(plain)[:12]
 
     totals = [len(client.fit) + len(client.test) for client in clients]
@@ -96,7 +102,7 @@ def test_training_clients_hold_equal_parts_that_nobody_else_holds() -> None:
 
 
 def test_training_labels_are_the_datasets_under_the_clients_concept() -> None:
-    plain = replace(CONFIG, corrupted_shares="0,0,0")
+    plain = replace(SETTINGS, corrupted_shares="0,0,0")
     data = load_dataset("digits")
 
     for client in all_clients(plain)[:12]:
@@ -106,7 +112,7 @@ def test_training_labels_are_the_datasets_under_the_clients_concept() -> None:
 
 
 def test_concepts_and_corruptions_come_in_the_configured_shares() -> None:
-    clients = all_clients(replace(CONFIG, corrupted_shares="0.5,1,0"))[:12]
+    clients = all_clients(replace(SETTINGS, corrupted_shares="0.5,1,0"))[:12]
 
     concepts = [client.truth.concept for client in clients]
     styled = [client.truth.concept for client in clients if client.truth.style != "none"]
@@ -116,8 +122,8 @@ def test_concepts_and_corruptions_come_in_the_configured_shares() -> None:
 
 
 def test_corrupted_client_holds_changed_images_under_the_same_labels() -> None:
-    corrupted = all_clients(replace(CONFIG, corrupted_shares="1,1,1"))[:12]
-    plain = all_clients(replace(CONFIG, corrupted_shares="0,0,0"))[:12]
+    corrupted = all_clients(replace(SETTINGS, corrupted_shares="1,1,1"))[:12]
+    plain = all_clients(replace(SETTINGS, corrupted_shares="0,0,0"))[:12]
 
     for one, other in zip(corrupted, plain, strict=True):
         assert one.truth.style != "none"
@@ -127,13 +133,15 @@ def test_corrupted_client_holds_changed_images_under_the_same_labels() -> None:
 
 @pytest.mark.parametrize(("fraction", "held_out"), [(0.0, 0), (0.1, 5), (0.9, 45)])
 def test_local_test_part_has_the_configured_size(fraction: float, held_out: int) -> None:
-    client = Scenario(replace(CONFIG, samples_per_client=50, test_fraction=fraction)).client(0)
+    client = Scenario(
+        replace(SETTINGS, samples_per_client=50, test_fraction=fraction), SEED
+    ).client(0)
 
     assert (len(client.test), len(client.fit)) == (held_out, 50 - held_out)
 
 
 def test_client_with_one_sample_fits_on_it() -> None:
-    client = Scenario(replace(CONFIG, samples_per_client=1, test_fraction=0.9)).client(0)
+    client = Scenario(replace(SETTINGS, samples_per_client=1, test_fraction=0.9), SEED).client(0)
 
     assert (len(client.test), len(client.fit)) == (0, 1)
 
@@ -142,7 +150,7 @@ def test_client_with_one_sample_fits_on_it() -> None:
 def test_observer_has_all_classes_alike_and_judges_on_what_it_did_not_fit(index: int) -> None:
     data = load_dataset("digits")
 
-    observer = Scenario(CONFIG).client(index)
+    observer = Scenario(SETTINGS, SEED).client(index)
 
     fit = positions(observer.fit.inputs, data.test_inputs)
     test = positions(observer.test.inputs, data.test_inputs)
@@ -154,39 +162,39 @@ def test_observer_has_all_classes_alike_and_judges_on_what_it_did_not_fit(index:
 
 
 def test_every_concept_has_its_observers() -> None:
-    observers = all_clients(CONFIG)[12:]
+    observers = all_clients(SETTINGS)[12:]
 
     assert [observer.truth.concept for observer in observers] == [0, 0, 1, 1, 2, 2]
 
 
 def test_federation_without_observers_has_training_clients_only() -> None:
-    assert len(Scenario(replace(CONFIG, observers_per_concept=0))) == 12
+    assert len(Scenario(replace(SETTINGS, observers_per_concept=0), SEED)) == 12
 
 
 @pytest.mark.parametrize("index", [-1, 18, 1000])
 def test_index_out_of_range_is_refused_with_the_range(index: int) -> None:
     with pytest.raises(DataError, match=rf"client {index}: .*12 training .*6 observers.* 0 to 17"):
-        Scenario(CONFIG).client(index)
+        Scenario(SETTINGS, SEED).client(index)
 
 
 def test_too_many_clients_are_refused() -> None:
-    scenario = Scenario(replace(CONFIG, clients=5000))
+    scenario = Scenario(replace(SETTINGS, clients=5000), SEED)
 
     with pytest.raises(DataError, match="5000 clients"):
         scenario.client(0)
 
 
 def test_scenario_of_a_configuration_is_built_once() -> None:
-    assert scenario_of(CONFIG) is scenario_of(replace(CONFIG))
-    assert scenario_of(CONFIG) is not scenario_of(replace(CONFIG, seed=4))
+    assert scenario_of(SETTINGS, SEED) is scenario_of(replace(SETTINGS), SEED)
+    assert scenario_of(SETTINGS, SEED) is not scenario_of(SETTINGS, 4)
 
 
 @pytest.mark.parametrize("name", scenario_names())
 def test_first_and_last_client_of_every_ready_made_scenario_can_be_built(
     name: str, data_dir: Path
 ) -> None:
-    small = {"clients": 4, "samples-per-client": 20, "data-dir": str(data_dir)}
-    scenario = Scenario(load_config({"scenario": name, **small}))
+    small = {"clients": 4, "samples-per-client": 20, "directory": str(data_dir)}
+    scenario = scenario_from({"scenario": name, **small})
 
     for index in (0, len(scenario) - 1):
         client = scenario.client(index)
@@ -216,7 +224,7 @@ def test_dataset_is_what_its_specification_says(name: str, data_dir: Path) -> No
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_server_knows_classes_and_shape_without_the_data(name: str, tmp_path: Path) -> None:
-    scenario = Scenario(load_config({"dataset": name, "data-dir": str(tmp_path)}))
+    scenario = scenario_from({"dataset": name, "directory": str(tmp_path)})
 
     assert (scenario.classes, scenario.input_shape) == (
         DATASETS[name].classes, DATASETS[name].input_shape,
@@ -224,7 +232,7 @@ def test_server_knows_classes_and_shape_without_the_data(name: str, tmp_path: Pa
 
 
 def test_outline_is_the_client_without_its_inputs() -> None:
-    scenario = Scenario(CONFIG)
+    scenario = Scenario(SETTINGS, SEED)
 
     for index in range(len(scenario)):
         outline, client = scenario.outline(index), scenario.client(index)
@@ -246,7 +254,7 @@ def test_outline_is_the_client_without_its_inputs() -> None:
 def test_named_mix_has_exactly_its_shares_of_clients(
     mix: str, untouched: int, corrupted: int, relabelled: list[int], both: list[int]
 ) -> None:
-    scenario = Scenario(load_config({"mix": mix, "clients": 100, "samples-per-client": 10}))
+    scenario = scenario_from({"mix": mix, "clients": 100, "samples-per-client": 10})
 
     truths = [scenario.outline(index).truth for index in range(100)]
 
@@ -257,7 +265,7 @@ def test_named_mix_has_exactly_its_shares_of_clients(
 
 
 def test_paper_mix_of_300_clients_is_exact() -> None:
-    scenario = Scenario(load_config({"mix": "paper", "clients": 300, "samples-per-client": 4}))
+    scenario = scenario_from({"mix": "paper", "clients": 300, "samples-per-client": 4})
 
     truths = [scenario.outline(index).truth for index in range(300)]
 
@@ -266,15 +274,15 @@ def test_paper_mix_of_300_clients_is_exact() -> None:
 
 
 def test_named_mix_and_own_shares_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"concept-shares = '1,0,0': mix = 'paper'"):
-        load_config({"mix": "paper", "concept-shares": "1,0,0"})
+    with pytest.raises(ConfigError, match=r"data.concept-shares = '1,0,0': data.mix = 'paper'"):
+        DataSettings(mix="paper", concept_shares="1,0,0")
 
 
 def test_copies_let_every_sample_occur_so_many_times() -> None:
-    config = replace(CONFIG, copies=3, corrupted_shares="0,0,0")
+    settings = replace(SETTINGS, copies=3, corrupted_shares="0,0,0")
     data = load_dataset("digits")
 
-    clients = all_clients(config)[:12]
+    clients = all_clients(settings)[:12]
 
     held = np.concatenate([
         positions(split.inputs, data.train_inputs) for c in clients for split in (c.fit, c.test)
@@ -286,10 +294,10 @@ def test_copies_let_every_sample_occur_so_many_times() -> None:
 
 @pytest.mark.parametrize("split", ["dirichlet-by-class", "iid"])
 def test_other_splits_hand_every_sample_out_once_at_most(split: str) -> None:
-    config = replace(CONFIG, split=split, corrupted_shares="0,0,0")
+    settings = replace(SETTINGS, split=split, corrupted_shares="0,0,0")
     data = load_dataset("digits")
 
-    clients = all_clients(config)[:12]
+    clients = all_clients(settings)[:12]
 
     held = [
         place
@@ -298,12 +306,12 @@ def test_other_splits_hand_every_sample_out_once_at_most(split: str) -> None:
         for place in positions(part.inputs, data.train_inputs)
     ]
     assert len(held) == len(set(held)) > 0.98 * len(data.train_labels)
-    assert min(len(c.fit) + len(c.test) for c in clients) >= config.min_samples
+    assert min(len(c.fit) + len(c.test) for c in clients) >= settings.min_samples
 
 
 def test_label_noise_changes_labels_of_training_clients_only() -> None:
-    noisy = all_clients(replace(CONFIG, label_noise="pair", label_noise_rate=0.5))
-    clean = all_clients(CONFIG)
+    noisy = all_clients(replace(SETTINGS, label_noise="pair", label_noise_rate=0.5))
+    clean = all_clients(SETTINGS)
 
     for one, other in zip(noisy, clean, strict=True):
         np.testing.assert_array_equal(one.fit.inputs, other.fit.inputs)
@@ -312,15 +320,15 @@ def test_label_noise_changes_labels_of_training_clients_only() -> None:
 
 
 def test_observers_may_be_judged_on_what_they_fitted() -> None:
-    observer = Scenario(replace(CONFIG, observer_data="same")).client(12)
+    observer = Scenario(replace(SETTINGS, observer_data="same"), SEED).client(12)
 
     assert same_split(observer.fit, observer.test)
     assert len(observer.fit) == 360
 
 
 def test_every_period_of_a_table_has_its_observer(data_dir: Path) -> None:
-    given = {"scenario": "electricity", "clients": 4, "data-dir": str(data_dir)}
-    scenario = Scenario(load_config(given))
+    given = {"scenario": "electricity", "clients": 4, "directory": str(data_dir)}
+    scenario = scenario_from(given)
 
     observers = [scenario.client(index) for index in range(4, len(scenario))]
 
@@ -330,16 +338,16 @@ def test_every_period_of_a_table_has_its_observer(data_dir: Path) -> None:
 
 
 def test_table_cannot_be_corrupted(data_dir: Path) -> None:
-    given = {"dataset": "airline", "data-dir": str(data_dir), "corrupted-shares": "1,1,1"}
-    scenario = Scenario(load_config({**given, "samples-per-client": 10}))
+    given = {"dataset": "airline", "directory": str(data_dir), "corrupted-shares": "1,1,1"}
+    scenario = scenario_from({**given, "samples-per-client": 10})
 
     with pytest.raises(DataError, match="set every corrupted share to 0"):
         scenario.client(0)
 
 
 def test_bytes_stay_bytes_in_the_dataset_and_are_from_0_to_1_on_a_client(data_dir: Path) -> None:
-    given = {"scenario": "cifar10", "clients": 4, "copies": 1, "data-dir": str(data_dir)}
-    scenario = Scenario(load_config(given))
+    given = {"scenario": "cifar10", "clients": 4, "copies": 1, "directory": str(data_dir)}
+    scenario = scenario_from(given)
 
     client = scenario.client(0)
 
@@ -349,7 +357,7 @@ def test_bytes_stay_bytes_in_the_dataset_and_are_from_0_to_1_on_a_client(data_di
 
 def test_demo_data_is_what_it_always_was() -> None:
     """The demo's figures hold for this split: which labels, concepts and styles each client has."""
-    clients = all_clients(load_config({"scenario": "digits"}))
+    clients = all_clients(load_config({"scenario": "digits"}).data, seed=0)
     digest = hashlib.sha256()
 
     for client in clients:

@@ -21,6 +21,7 @@ from deploy.files import SuperLinkFile
 from deploy.preflight import ERROR, OK, WARNING, Finding
 from deploy.submit import Submitted
 from fedrc_flwr.cli import FAILED, MISUSED, app
+from fedrc_flwr.config import RunConfig, load_config, parse_setting
 from fedrc_flwr.errors import ConfigError, RunError
 from fedrc_flwr.report.log import write_json
 
@@ -107,7 +108,7 @@ def test_node_key(tmp_path: Path) -> None:
     result = fedrc("node", "key", path)
 
     assert result.exit_code == 0, result.output
-    assert f"take {path}.pub to the server: fedrc node register" in result.stdout
+    assert f"copy {path}.pub to the server and run there: fedrc node register" in result.stdout
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "PRIVATE" not in result.output
 
@@ -224,7 +225,7 @@ def test_the_doctor_wants_to_know_whom_to_examine() -> None:
     result = fedrc("doctor")
 
     assert result.exit_code == MISUSED
-    assert result.stderr == "fedrc: name a side: --server superlink.yaml or --node node.yaml\n"
+    assert result.stderr == "fedrc: give --server superlink.yaml or --node node.yaml\n"
 
 
 @pytest.mark.parametrize(("level", "code"), [(OK, 0), (WARNING, 0), (ERROR, FAILED)])
@@ -254,19 +255,19 @@ class Submission:
     """Takes the place of deploy.submit.run."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[dict[str, Any], str, int]] = []
+        self.calls: list[tuple[RunConfig, str, int]] = []
         self.completed = True
         self.events: list[dict[str, Any]] = []
 
     def __call__(
         self,
         file: SuperLinkFile,
-        settings: dict[str, Any],
+        config: RunConfig,
         name: str,
         on_event: Callable[[dict[str, Any]], None],
         retries: int,
     ) -> Submitted:
-        self.calls.append((dict(settings), name, retries))
+        self.calls.append((config, name, retries))
         for event in self.events:
             on_event(event)
         reason = "" if self.completed else "Flower reports finished:failed: it died"
@@ -284,13 +285,14 @@ def test_run_hands_on_what_was_asked_for(tmp_path: Path, submission: Submission)
     path = superlink_yaml(tmp_path)
 
     result = fedrc(
-        "run", path, "--scenario", "digits", "--set", "min-clients=3", "--name", "first",
-        "--retries", "3",
+        "run", path, "--scenario", "digits-edge", "--recipe", "edge", "--set",
+        "federation.min-clients=3", "--name", "first", "--retries", "3",
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
-    ((settings, name, retries),) = submission.calls
-    assert settings == {"scenario": "digits", "min-clients": 3, "run-name": "first"}
+    ((config, name, retries),) = submission.calls
+    asked = {"scenario": "digits-edge", "recipe": "edge", "federation.min-clients": 3}
+    assert config == load_config({**asked, "run.name": "first"})
     assert (name, retries) == ("first", 3)
     assert str(tmp_path / "outputs" / "first") in result.stdout
 
@@ -298,13 +300,15 @@ def test_run_hands_on_what_was_asked_for(tmp_path: Path, submission: Submission)
 def test_run_hands_numbers_on_as_numbers(tmp_path: Path, submission: Submission) -> None:
     # YAML reads 1e-3 as text and 1 as a whole number.
     result = fedrc(
-        "run", superlink_yaml(tmp_path), "--set", "learning-rate=1e-3", "--set", "alpha=1"
-    )
+        "run", superlink_yaml(tmp_path), "--set", "local.learning-rate=1e-3", "--set",
+        "data.alpha=1",
+    )  # fmt: skip
 
     assert result.exit_code == 0, result.output
-    ((settings, _, _),) = submission.calls
-    assert settings == {"learning-rate": 0.001, "alpha": 1.0}
-    assert {type(value) for value in settings.values()} == {float}
+    ((config, _, _),) = submission.calls
+    numbers = (config.local.learning_rate, config.data.alpha)
+    assert numbers == (0.001, 1.0)
+    assert {type(number) for number in numbers} == {float}
 
 
 @pytest.mark.parametrize(
@@ -314,7 +318,8 @@ def test_run_hands_numbers_on_as_numbers(tmp_path: Path, submission: Submission)
         (["--set", "rounds=-1"], "rounds = -1"),
         (["--set", "rounds"], "expected key=value"),
         (["--scenario", "nothing"], "scenario = 'nothing': no such scenario"),
-        (["--name", "../../elsewhere"], "run-name = '../../elsewhere'"),
+        (["--recipe", "nothing"], "recipe = 'nothing': no such recipe"),
+        (["--name", "../../elsewhere"], "run.name = '../../elsewhere'"),
         (["--resume"], "--resume needs --name"),
         (["--resume", "--name", "never"], "holds no run to resume"),
     ],
@@ -345,22 +350,19 @@ def test_run_resumes_under_the_settings_of_the_start(
     tmp_path: Path, submission: Submission
 ) -> None:
     directory = tmp_path / "outputs" / "first"
-    write_json(directory / "config.json", {"scenario": "digits", "seed": 7, "rounds": 5})
+    recorded = {"scenario": "digits", "recipe": "default", "local.learning-rate": 0.2}
+    write_json(directory / "config.json", {**recorded, "seed": 7, "rounds": 5})
 
     result = fedrc(
         "run", superlink_yaml(tmp_path), "--name", "first", "--resume", "--set", "rounds=9"
     )
 
     assert result.exit_code == 0, result.output
-    ((settings, name, _),) = submission.calls
+    ((config, name, _),) = submission.calls
     assert name == "first"
-    assert settings == {
-        "scenario": "digits",
-        "seed": 7,
-        "rounds": 9,
-        "resume": True,
-        "run-name": "first",
-    }
+    assert (config.scenario, config.seed, config.rounds) == ("digits", 7, 9)
+    assert config.run.resume
+    assert config.local.learning_rate == 0.2, "as recorded, whatever the recipe says today"
 
 
 def test_run_says_how_to_go_on_after_a_failure(tmp_path: Path, submission: Submission) -> None:
@@ -371,7 +373,7 @@ def test_run_says_how_to_go_on_after_a_failure(tmp_path: Path, submission: Submi
 
     assert result.exit_code == FAILED
     assert "the run did not complete: Flower reports finished:failed: it died" in result.stderr
-    assert f"to go on: fedrc run {path} --name first --resume" in result.stderr
+    assert f"to continue: fedrc run {path} --name first --resume" in result.stderr
 
 
 def test_run_shows_that_it_tries_again(tmp_path: Path, submission: Submission) -> None:
@@ -388,7 +390,8 @@ def test_run_shows_that_it_tries_again(tmp_path: Path, submission: Submission) -
 
 def commands_of_the_runbook() -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", RUNBOOK, flags=re.DOTALL)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks]
+    lines = [line.partition("#")[0].strip() for block in whole for line in block.splitlines()]
     return [line for line in lines if re.match(r"(sudo -u fedrc env \S+ )?fedrc ", line)]
 
 
@@ -411,6 +414,8 @@ def test_every_command_of_the_runbook_is_understood(line: str) -> None:
     context = command.make_context("fedrc", list(words))
 
     assert context.params
+    named = {k: v for k, v in context.params.items() if k in ("scenario", "recipe") and v}
+    load_config({**named, **dict(map(parse_setting, context.params.get("settings") or []))})
 
 
 @pytest.mark.parametrize("span", spans_of_the_runbook())

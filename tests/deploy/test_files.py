@@ -237,7 +237,7 @@ def test_plain_text_is_never_the_result_of_a_forgotten_line(
     said = refusal(kind, tmp_path, changes)
 
     assert said.startswith(f"{named} missing")
-    assert "say insecure: true" in said
+    assert "set insecure: true" in said
 
 
 @pytest.mark.parametrize(

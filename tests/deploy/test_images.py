@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config, parse_setting
 from fedrc_flwr.data.scenario import scenario_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,8 @@ def compose() -> dict[str, dict[str, object]]:
 def test_the_demo_has_a_container_for_each_client_and_observer_of_its_scenario(
     compose: dict[str, dict[str, object]],
 ) -> None:
-    scenario = scenario_of(load_config({"scenario": "digits-edge"}))
+    config = load_config({"scenario": "digits-edge", "recipe": "edge", "seed": 1})
+    scenario = scenario_of(config.data, config.seed)
     expected = [f"client-{i}" for i in range(scenario.clients)]
     expected += [f"observer-{i}" for i in range(scenario.observers)]
 
@@ -86,6 +87,21 @@ def test_the_demo_has_a_container_for_each_client_and_observer_of_its_scenario(
         assert f"{name}:/nodes/{partition}" in mounts
         users = [n for n, s in compose.items() if f"{name}:/" in str(s.get("volumes"))]
         assert users == ["setup", name]
+
+
+def test_the_demo_asks_for_its_scenario_its_recipe_and_known_settings(
+    compose: dict[str, dict[str, object]],
+) -> None:
+    command = compose["run"]["command"]
+    assert isinstance(command, list)
+    flags = [str(word).removeprefix("--").partition("=")[::2] for word in command[2:]]
+    settings = dict(parse_setting(value) for flag, value in flags if flag == "set")
+    named = {flag: value for flag, value in flags if flag in ("scenario", "recipe")}
+
+    config = load_config({**named, **settings})
+
+    assert (config.scenario, config.recipe, config.seed) == ("digits-edge", "edge", 1)
+    assert config.federation.enrolment_timeout == 600.0
 
 
 def test_no_service_publishes_a_port_and_every_service_has_its_limits(

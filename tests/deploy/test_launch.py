@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.config import parse_config_args
 from loopback import (
     HOST,
     free_port,
@@ -275,3 +276,22 @@ def test_an_executor_without_a_place_for_results_does_not_start(
         launch_serverapp(superlink_yaml(tmp_path, address=f"{HOST}:{port}"))
 
     assert execution.calls == []
+
+
+@pytest.mark.parametrize(
+    "name", ["hospital-a", "Haus Grün", "it's = here", "back\\slash", "\N{GRINNING FACE}"]
+)
+def test_flower_reads_the_node_config_as_it_was(tmp_path: Path, name: str) -> None:
+    file = node_file(tmp_path / "a folder", name=name, partition=3, count_noise=0.25)
+    command = supernode_command(file)
+
+    read = parse_config_args([command[command.index("--node-config") + 1]])
+
+    assert read == file.node_config()
+
+
+def test_a_quotation_mark_that_flower_cannot_read_is_refused(tmp_path: Path) -> None:
+    file = node_file(tmp_path, name='the "best" one')
+
+    with pytest.raises(ConfigError, match=r"name = .*expected no quotation marks"):
+        supernode_command(file)

@@ -222,7 +222,7 @@ def test_plain_text_is_a_warning(tmp_path: Path) -> None:
 
     findings = list(check_superlink(file))
 
-    assert "plain text, and any node is let in" in only(findings, WARNING)
+    assert "plain text, and any node may connect" in only(findings, WARNING)
     assert ERROR not in levels(findings)
     assert list(check_certificates(file)) == []
 
@@ -493,5 +493,5 @@ def test_a_node_in_plain_text_is_warned(site: Path) -> None:
         file = node_file(site, superlink=f"{HOST}:{port}", ca=None, key=None, insecure=True)
         findings = list(check_node(file))
 
-    assert "no proof of who this node is" in only(findings, WARNING)
+    assert "this node is not authenticated" in only(findings, WARNING)
     assert ERROR not in levels(findings)

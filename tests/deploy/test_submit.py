@@ -13,6 +13,7 @@ from loopback import superlink_file
 from deploy import submit
 from deploy.files import SuperLinkFile
 from deploy.submit import follow, run
+from fedrc_flwr.config import RunConfig, load_config
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import write_json
 
@@ -25,11 +26,15 @@ def note(directory: Path, **event: Any) -> None:
         file.write(json.dumps(event) + "\n")
 
 
+def checkpoint(directory: Path) -> None:
+    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (directory / "checkpoints" / "round-000001.safetensors").touch()
+
+
 def training(number: int) -> Step:
     def step(directory: Path) -> str:
         note(directory, event="round", round=number)
-        (directory / "checkpoints").mkdir(exist_ok=True)
-        (directory / "checkpoints" / "round-000001.safetensors").touch()
+        checkpoint(directory)
         return "running"
 
     return step
@@ -191,18 +196,21 @@ def test_a_run_that_goes_well_is_submitted_once(
     file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     control = started(file, monkeypatch, [training(1), completed])
+    config = load_config({"rounds": 2})
     events: list[dict[str, Any]] = []
 
-    done = run(file, {"rounds": 2}, "first", events.append, retries=3, app=tmp_path)
+    done = run(file, config, "first", events.append, retries=3, app=tmp_path)
 
     assert done.completed
     assert done.reason == ""
     assert done.summary == {"status": "completed", "rounds": 2}
     assert done.directory == file.outputs / "first"
     assert control.apps == [tmp_path]
-    assert control.submitted == [
-        {"rounds": 2, "output-dir": str(file.outputs), "run-name": "first", "resume": False}
-    ]
+    # Every key is handed over, so that neither scenario nor recipe is read again.
+    expected = {"run.output-dir": str(file.outputs), "run.name": "first", "resolved": True}
+    assert control.submitted == [{**config.to_dict(), **expected}]
+    assert control.submitted[0]["rounds"] == 2
+    assert control.submitted[0]["run.resume"] is False
     assert [event["event"] for event in events] == ["submitted", "round"]
 
 
@@ -210,13 +218,12 @@ def test_a_run_is_the_operators_where_and_under_what_name(
     file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     control = started(file, monkeypatch, [completed])
-    settings = {"output-dir": "/elsewhere", "run-name": "other"}
+    config = load_config({"run.output-dir": "/elsewhere", "run.name": "other"})
 
-    run(file, settings, "first", lambda event: None, app=tmp_path)
+    run(file, config, "first", lambda event: None, app=tmp_path)
 
-    assert control.submitted[0]["output-dir"] == str(file.outputs)
-    assert control.submitted[0]["run-name"] == "first"
-    assert settings == {"output-dir": "/elsewhere", "run-name": "other"}
+    assert control.submitted[0]["run.output-dir"] == str(file.outputs)
+    assert control.submitted[0]["run.name"] == "first"
 
 
 def test_a_retry_resumes_only_from_a_checkpoint(
@@ -225,10 +232,10 @@ def test_a_retry_resumes_only_from_a_checkpoint(
     control = started(file, monkeypatch, [killed], [training(1), killed], [training(2), completed])
     events: list[dict[str, Any]] = []
 
-    done = run(file, {}, "first", events.append, retries=5, app=tmp_path)
+    done = run(file, RunConfig(), "first", events.append, retries=5, app=tmp_path)
 
     assert done.completed
-    assert [settings["resume"] for settings in control.submitted] == [False, False, True]
+    assert [settings["run.resume"] for settings in control.submitted] == [False, False, True]
     retries = [event for event in events if event["event"] == "retry"]
     assert [event["attempt"] for event in retries] == [1, 2]
     assert all("it died" in event["reason"] for event in retries)
@@ -241,7 +248,7 @@ def test_retries_come_to_an_end(
     control = started(file, monkeypatch, *[[killed]] * 5)
     events: list[dict[str, Any]] = []
 
-    done = run(file, {}, "first", events.append, retries=2, app=tmp_path)
+    done = run(file, RunConfig(), "first", events.append, retries=2, app=tmp_path)
 
     assert not done.completed
     assert done.reason == "Flower reports finished:failed: it died"
@@ -255,7 +262,7 @@ def test_without_retries_a_failure_is_final(
 ) -> None:
     control = started(file, monkeypatch, [training(1), failed_by_itself], [completed])
 
-    done = run(file, {}, "first", lambda event: None, app=tmp_path)
+    done = run(file, RunConfig(), "first", lambda event: None, app=tmp_path)
 
     assert not done.completed
     assert "too few replies" in done.reason
@@ -268,9 +275,9 @@ def test_asked_to_resume_every_attempt_resumes(
 ) -> None:
     control = started(file, monkeypatch, [killed], [completed])
 
-    run(file, {"resume": True}, "first", lambda event: None, retries=1, app=tmp_path)
+    run(file, RunConfig().resumed(), "first", lambda event: None, retries=1, app=tmp_path)
 
-    assert [settings["resume"] for settings in control.submitted] == [True, True]
+    assert [settings["run.resume"] for settings in control.submitted] == [True, True]
 
 
 @pytest.mark.parametrize(("told", "expected"), [(4, 4), (0, 0)], ids=["before", "after"])
@@ -282,15 +289,15 @@ def test_a_retry_goes_back_again_unless_the_run_has_done_so(
     tmp_path: Path,
 ) -> None:
     def dies(directory: Path) -> str:
-        write_json(directory / "config.json", {"resume-round": told})
+        write_json(directory / "config.json", {"run.resume-round": told})
+        checkpoint(directory)
         return killed(directory)
 
     control = started(file, monkeypatch, [dies], [completed])
-    settings = {"resume": True, "resume-round": 4}
 
-    run(file, settings, "first", lambda event: None, retries=1, app=tmp_path)
+    run(file, RunConfig().resumed(4), "first", lambda event: None, retries=1, app=tmp_path)
 
-    assert [given["resume-round"] for given in control.submitted] == [4, expected]
+    assert [given["run.resume-round"] for given in control.submitted] == [4, expected]
 
 
 def test_the_summary_of_an_earlier_attempt_is_not_taken_for_this_ones(
@@ -299,7 +306,7 @@ def test_the_summary_of_an_earlier_attempt_is_not_taken_for_this_ones(
     completed(file.outputs / "first")
     started(file, monkeypatch, [lambda directory: "finished:completed"])
 
-    done = run(file, {"resume": True}, "first", lambda event: None, app=tmp_path)
+    done = run(file, RunConfig().resumed(), "first", lambda event: None, app=tmp_path)
 
     assert not done.completed
     assert done.summary == {}
@@ -311,7 +318,7 @@ def test_a_refused_submission_is_an_error(
     started(file, monkeypatch)
 
     with pytest.raises(RunError, match="refused the app"):
-        run(file, {}, "first", lambda event: None, retries=2, app=tmp_path)
+        run(file, RunConfig(), "first", lambda event: None, retries=2, app=tmp_path)
 
 
 def test_the_connection_is_the_one_of_the_file(file: SuperLinkFile, tmp_path: Path) -> None:
@@ -328,7 +335,7 @@ def test_a_superlink_that_stays_away_is_given_up(
     monkeypatch.setattr(submit, "PATIENCE_SECONDS", -1.0)
     started(file, monkeypatch, [training(1), unanswered, completed])
 
-    done = run(file, {}, "first", lambda event: None, app=tmp_path)
+    done = run(file, RunConfig(), "first", lambda event: None, app=tmp_path)
 
     assert not done.completed
     assert "the SuperLink has not answered" in done.reason
@@ -347,7 +354,7 @@ def test_a_retry_waits_for_a_superlink_that_is_being_restarted(
 
     monkeypatch.setattr(control, "run", busy)
 
-    done = run(file, {}, "first", lambda event: None, retries=1, app=tmp_path)
+    done = run(file, RunConfig(), "first", lambda event: None, retries=1, app=tmp_path)
 
     assert done.completed, done.reason
     assert len(control.submitted) == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 from trained_run import concept_checkpoint, drawn_checkpoint, write_run
 
+from fedrc_flwr.algorithms.fedrc import MOST_STEPS
 from fedrc_flwr.data.concepts import concept_map
 from fedrc_flwr.data.datasets import load_dataset
 from fedrc_flwr.data.scenario import Split
@@ -40,7 +41,7 @@ def test_weights_are_those_of_e_steps_until_they_settle(tmp_path: Path) -> None:
     probabilities = trained.log_probabilities(samples.inputs).exp().double().numpy()
     likelihood = probabilities[np.arange(40), :, samples.labels]
     expected = np.full(3, 1 / 3)
-    for _ in range(trained.config.assign_steps):
+    for _ in range(MOST_STEPS):
         joint = expected * likelihood / prior[:, samples.labels].T
         joint /= joint.sum(axis=1, keepdims=True)
         change = np.abs(joint.mean(axis=0) - expected).max()
@@ -137,7 +138,7 @@ def test_one_sample_says_nothing_and_none_are_refused(trained: Trained) -> None:
 
 
 def test_one_cluster_leaves_no_choice(tmp_path: Path) -> None:
-    given = drawn_checkpoint(clusters=1, algorithm="fedavg")
+    given = drawn_checkpoint(algorithm="fedavg")
 
     found = assign(load_trained(write_run(tmp_path, given)), newcomer(0))
 
@@ -166,7 +167,7 @@ def test_weights_that_are_no_distribution_are_refused(
     monkeypatch.setattr(type(trained.algorithm), "assign", lambda *_: np.array(weights))
 
     with pytest.raises(
-        WeightsError, match=r"fedrc\.assign: expected finite weights of shape \(3,\)"
+        WeightsError, match=r"fedrc\.assign: expected finite, nonnegative weights of shape \(3,\)"
     ):
         assign(trained, newcomer(0))
 

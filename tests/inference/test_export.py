@@ -31,9 +31,9 @@ from fedrc_flwr.inference import (
 VALUES = np.array([0.2, 0.5, 0.3])
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {},
-    "cnn with a shared body": {"shared_body": True, "model": "cnn"},
+    "cnn with a shared body": {"shared_body": True, "network": "cnn"},
     "resnet18 with GroupNorm": {
-        "model": "resnet18", "norm": "group", "small_stem": True, "input_shape": (3, 8, 8)
+        "network": "resnet18", "norm": "group", "small_stem": True, "input_shape": (3, 8, 8)
     },
 }  # fmt: skip
 

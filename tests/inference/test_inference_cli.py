@@ -111,7 +111,7 @@ def test_predict_writes_labels_for_unlabelled_samples(run: Path, tmp_path: Path)
         (["export", "RUN", "--weights", "DIR/weights.json", "--out", "m.pt"], [".pt2 or .onnx"]),
         (["serve", "RUN"], ["either --weights or --state"]),
         (["serve", "DIR/gone.onnx"], ["gone.onnx", "no such file"]),
-        (["serve", "DIR/gone.onnx", "--hard"], ["weights baked in"]),
+        (["serve", "DIR/gone.onnx", "--hard"], ["weights built in"]),
         (
             ["serve", "RUN", "--weights", "DIR/weights.json", "--tls-cert", "DIR/mine.npz"],
             ["--tls-cert and --tls-key"],

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from trained_run import concept_checkpoint, drawn_checkpoint, run_config, write_run
 
 from fedrc_flwr.checkpoint import Checkpoint
+from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.inference import (
     Batch,
@@ -34,9 +35,9 @@ VALUES = np.array([0.2, 0.5, 0.3])
 
 def by_hand(checkpoint: Checkpoint, values: np.ndarray) -> np.ndarray:
     """The mixture of the drawn networks, which are those of seeds 0, 1, 2."""
-    config = run_config(**{k: v for k, v in checkpoint.config.items() if k != "scenario"})
-    networks = [build_model(config, (8, 8), 10, seed=k).eval() for k in range(3)]
-    if config.shared_body:
+    config = load_config(checkpoint.config)
+    networks = [build_model(config.model, (8, 8), 10, seed=k).eval() for k in range(3)]
+    if checkpoint.state.body is not None:
         for network in networks:
             network.body = networks[0].body
     with torch.no_grad():
@@ -80,8 +81,9 @@ def test_observers_accuracy_is_the_one_that_the_run_reports(
     clustering: str, tmp_path: Path
 ) -> None:
     config = run_config(
-        clients=6, hidden=16, rounds=3, batch_size=16, learning_rate=0.1, clustering=clustering
-    )
+        clients=6, hidden=16, batch_size=16, clustering=clustering,
+        **{"local.learning-rate": 0.1},
+    )  # fmt: skip
     federation = Federation(config)
     for _ in range(3):
         federation.round()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from PIL import Image
 from trained_run import run_config
 
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.data.scenario import Scenario, node_client, node_config
+from fedrc_flwr.data.scenario import Scenario, node_client, node_settings
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.errors import DataError
 from fedrc_flwr.inference import Batch, in_batches, read_batches, read_labelled, scenario_client
 
@@ -51,12 +50,11 @@ def test_npz_without_labels_has_none(tmp_path: Path) -> None:
 
 def training_view(path: Path, shape: tuple[int, ...], classes: int) -> tuple[Any, Any]:
     """The same file through the eyes of a node that trains on it."""
-    config = replace(
-        run_config(), dataset=str(path), classes=classes,
-        input_shape=",".join(map(str, shape)), observers_per_concept=0, concept_shares="1",
-        corrupted_shares="0",
+    settings = DataSettings(
+        dataset=str(path), classes=classes, input_shape=",".join(map(str, shape)),
+        observers_per_concept=0, concept_shares="1", corrupted_shares="0",
     )  # fmt: skip
-    data = node_client(node_config(config, str(path), "train"), 0)
+    data = node_client(node_settings(settings, 0, str(path), "train"), 0, index=0)
     inputs = np.concatenate([data.test.inputs, data.fit.inputs])
     labels = np.concatenate([data.test.labels, data.fit.labels])
     order = np.lexsort([*inputs.reshape(len(inputs), -1).T, labels])
@@ -183,8 +181,8 @@ def test_folder_with_other_classes_or_sizes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["client-03", "observer-1"])
 def test_client_of_the_scenario_is_found_by_its_name(name: str) -> None:
-    config: RunConfig = run_config()
-    scenario = Scenario(config)
+    config = run_config()
+    scenario = Scenario(config.data, config.seed)
     expected = next(
         client
         for client in (scenario.client(i) for i in range(len(scenario)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trained_run import drawn_checkpoint, write_run
 
-from fedrc_flwr import checkpoint as checkpoints
+from fedrc_flwr import tensor_file
 from fedrc_flwr.checkpoint import Checkpoint, save_client_state
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError
 from fedrc_flwr.inference import load_trained
@@ -43,7 +43,7 @@ def test_models_and_prior_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     )
     found = trained.log_probabilities(inputs)
     for k in range(3):
-        network = build_model(trained.config, (8, 8), 10, seed=k)
+        network = build_model(trained.config.model, (8, 8), 10, seed=k)
         expected = torch.log_softmax(network(torch.from_numpy(inputs)), dim=1)
         torch.testing.assert_close(found[:, k], expected.detach())
 
@@ -85,7 +85,7 @@ def test_torn_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SCHEMA", 99)
+    monkeypatch.setattr(tensor_file, "SCHEMA", 99)
     write_run(tmp_path, drawn_checkpoint())
     monkeypatch.undo()
 
@@ -116,10 +116,10 @@ def test_vector_of_another_length_is_refused(tmp_path: Path) -> None:
 
 def test_model_with_nan_is_refused(tmp_path: Path) -> None:
     path = only_file(write_run(tmp_path, drawn_checkpoint()))
-    arrays, about = checkpoints.read_file(path)
+    arrays, about = tensor_file.read_file(path)
     arrays["model/1"] = arrays["model/1"].copy()
     arrays["model/1"][5] = np.nan
-    checkpoints.write_atomically(path, arrays, about)
+    tensor_file.write_atomically(path, arrays, about)
 
     refused(path, str(path), "not finite")
 
@@ -136,7 +136,7 @@ def test_body_where_none_is_shared_is_refused(tmp_path: Path) -> None:
     given = drawn_checkpoint()
     state = replace(given.state, body=np.zeros(3, dtype=np.float32))
 
-    refused(write_run(tmp_path, replace(given, state=state)), "no body", "found one")
+    refused(write_run(tmp_path, replace(given, state=state)), "no shared body", "found one")
 
 
 def test_clients_state_is_not_a_checkpoint(tmp_path: Path) -> None:

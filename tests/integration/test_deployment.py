@@ -13,33 +13,34 @@ import numpy as np
 import pytest
 from apps import misbehaving_app
 from processes import Federation, fedrc, wait_until
+from settings_of import PLAIN, configured, dotted
 
 from deploy.files import read_superlink_file
 from deploy.submit import run as submit
 from fedrc_flwr.checkpoint import latest_checkpoint
-from fedrc_flwr.simulation import simulate
+from fedrc_flwr.simulation import IN_PROCESS, run_here
 from fedrc_flwr.state import ServerState
 
 SETTINGS = {
     "clients": 3,
-    "observers-per-concept": 1,
+    "observers_per_concept": 1,
     "rounds": 4,
-    "clusters": 3,
     "hidden": 16,
-    "annealing-rounds": 0,
-    "evaluate-every": 4,
-    "e-step": "adam",
+    "epochs": 5,
+    "batch_size": 32,
+    "evaluate_every": 4,
+    "e_step": "adam",
     "adaptive": True,
-    "settle-tolerance": 1.0,
-    "settle-loss": 100.0,
-    "settle-rounds": 2,
-    "remove-below": 0.3,
-    "min-clients": 3,
+    "settle_tolerance": 1.0,
+    "settle_loss": 100.0,
+    "settle_rounds": 2,
+    "remove_below": 0.33,
+    "min_clients": 3,
 }
 
 
 def flags(**changes: object) -> list[str]:
-    settings = {**SETTINGS, **{k.replace("_", "-"): v for k, v in changes.items()}}
+    settings = {**PLAIN, **dotted({**SETTINGS, **changes})}
     return [f"{k}={json.dumps(v) if isinstance(v, bool) else v}" for k, v in settings.items()]
 
 
@@ -66,9 +67,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same scenario without any disturbance, in simulation."""
+    """The same scenario without any disturbance, in this process."""
     directory = tmp_path_factory.mktemp("simulated") / "run"
-    outcome = simulate(SETTINGS, directory, lambda event: None)
+    outcome = run_here(configured(**SETTINGS), directory, lambda event: None, IN_PROCESS)
     assert outcome.completed, outcome.reason
     return directory
 
@@ -130,7 +131,7 @@ def test_strangers_are_refused_and_seen_while_the_run_goes_on(federation: Federa
 
 def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: Federation) -> None:
     victim = federation.nodes["client-1"]
-    run = federation.run("node-killed", *flags(rounds=5, local_epochs=60))
+    run = federation.run("node-killed", *flags(rounds=5, epochs=60))
     federation.wait_for_round("node-killed", 2)
     wait_until(lambda: bool(federation.processes("flwr-clientapp", "client-1")), "client-1 at work")
 
@@ -239,7 +240,8 @@ def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
 ) -> None:
     release = tmp_path / "release"
     app = misbehaving_app(tmp_path, SLOW_CLIENT.format(release=release))
-    settings = {**SETTINGS, "rounds": 5, "evaluate-every": 100, "round-deadline": 30.0}
+    changes = {"rounds": 5, "evaluate_every": 100, "deadline": 30.0}
+    config = configured(**{**SETTINGS, **changes})
     waited = []
 
     def on_event(event: dict[str, object]) -> None:
@@ -248,7 +250,7 @@ def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
         if len(waited) == 2:
             release.touch()
 
-    done = submit(read_superlink_file(federation.file), settings, "slow", on_event, app=app)
+    done = submit(read_superlink_file(federation.file), config, "slow", on_event, app=app)
 
     assert done.completed, done.reason
     rounds = federation.rounds("slow")

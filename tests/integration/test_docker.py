@@ -32,12 +32,16 @@ from containers import (
 from processes import wait_until
 
 from fedrc_flwr.checkpoint import latest_checkpoint
-from fedrc_flwr.simulation import simulate
+from fedrc_flwr.config import load_config
+from fedrc_flwr.simulation import IN_PROCESS, run_here
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
 
 IMAGES = ("fedrc-flwr-server", "fedrc-flwr-client")
-RUN = ["run", "/etc/fedrc/superlink.yaml", "--scenario=digits-edge", "--set=enrolment-timeout=600"]
+RUN = [
+    "run", "/etc/fedrc/superlink.yaml", "--scenario=digits-edge", "--recipe=edge", "--set=seed=1",
+    "--set=federation.enrolment-timeout=600",
+]  # fmt: skip
 # A key's first line and the beginning of what it holds: code that only names the line is none.
 KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
 
@@ -116,7 +120,8 @@ def test_the_demo_runs_to_the_accuracy_of_the_simulation(
         assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid()), path
     assert (directory / "mixture_weights.png").stat().st_size > 0
     assert latest_checkpoint(directory / "checkpoints")[0].state.round == len(rounds(directory))
-    simulated = simulate({"scenario": "digits-edge"}, tmp_path / "simulated", lambda event: None)
+    config = load_config({"scenario": "digits-edge", "recipe": "edge", "seed": 1})
+    simulated = run_here(config, tmp_path / "simulated", lambda event: None, IN_PROCESS)
     assert simulated.completed, simulated.reason
     summary = json.loads((directory / "summary.json").read_text())
     for name in ("local_accuracy", "global_accuracy", "adjusted_rand_index"):
@@ -231,7 +236,7 @@ def test_a_client_container_killed_in_mid_round_is_missed_and_comes_back(
     project, outputs = federation
     directory = outputs / "client-killed"
     # Long rounds, so that the kill comes while it trains.
-    run = submit(project, outputs, directory.name, "rounds=5", "local-epochs=60")
+    run = submit(project, outputs, directory.name, "rounds=5", "local.epochs=60")
     wait_until(lambda: len(rounds(directory)) >= 1, "a round", 600)
     wait_until(lambda: project.at_work("client-1"), "client-1 to train", 120)
 
@@ -340,7 +345,9 @@ def test_an_edge_machine_joins_from_a_network_of_its_own_and_takes_part(
         networks = edge.containers()["node"]["NetworkSettings"]["Networks"]
         assert set(networks) == {"fedrc-edge_default"}
 
-        run = submit(project, outputs, "edge", "clients=7", "min-clients=7", "rounds=2")
+        run = submit(
+            project, outputs, "edge", "data.clients=7", "federation.min-clients=7", "rounds=2"
+        )
 
         assert run.wait(1800) == 0, (outputs.parent / "edge.log").read_text()
     finally:

@@ -267,7 +267,7 @@ def test_runs_of_which_little_is_known(browser: Any, tmp_path: Path, kind: str) 
         assert "2 rounds" in browser.text("#outcome")
     else:
         assert drawn == set()
-        assert browser.text("#outcome") == "No round has ended yet."
+        assert browser.text("#outcome") == "No round has finished yet."
         assert len([e for e in browser.find(".empty") if e.is_displayed()]) == len(ALL)
     assert browser.text("#status") == "not ended"
     assert browser.errors() == []
@@ -314,7 +314,7 @@ def test_watching_a_real_run_and_losing_both_ends(tmp_path: Path) -> None:
     the run that was then killed in mid-round opens from disk.
     """
     output, mark = tmp_path / "run", uuid.uuid4().hex
-    small = ["clients=6", "hidden=16", "clusters=3", "annealing-rounds=0", "rounds=1000"]
+    small = ["recipe=paper", "data.clients=6", "model.hidden=16", "rounds=1000"]
     settings = [part for setting in small for part in ("--set", setting)]
     run = subprocess.Popen(
         [FEDRC, "simulate", "--output", str(output), *settings],

@@ -370,8 +370,8 @@ def test_from_a_run_to_the_accuracy_that_it_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = fedrc(
         "simulate", "--output", run, *(
-            part for setting in ("clients=6", "hidden=16", "clusters=3", "annealing-rounds=0",
-                                 "rounds=4", "evaluate-every=4")
+            part for setting in ("recipe=paper", "data.clients=6", "model.hidden=16", "rounds=4",
+                                 "run.evaluate-every=4")
             for part in ("--set", setting)
         ), timeout=400,
     )  # fmt: skip

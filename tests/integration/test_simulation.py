@@ -16,13 +16,15 @@ import pytest
 from apps import misbehaving_app
 from processes import FEDRC as PROGRAM
 from processes import marked, wait_until
+from settings_of import configured
 
 from fedrc_flwr.checkpoint import Checkpoint, latest_checkpoint
+from fedrc_flwr.config import load_config
 from fedrc_flwr.report.log import read_events
-from fedrc_flwr.simulation import simulate
+from fedrc_flwr.simulation import IN_PROCESS, run_here, simulate
 
 FEDRC = [PROGRAM, "simulate"]
-SMALL = ["clients=6", "hidden=16", "local-epochs=1", "clusters=3", "annealing-rounds=0"]
+SMALL = ["recipe=paper", "data.clients=6", "model.hidden=16"]
 
 
 def command(output: Path, *settings: str) -> list[str]:
@@ -53,14 +55,15 @@ def test_a_run_completes_says_so_and_leaves_no_process_behind(tmp_path: Path) ->
     output, mark = tmp_path / "run", uuid.uuid4().hex
 
     done = fedrc(
-        command(output, *SMALL, "rounds=2", "evaluate-every=2"),
+        command(output, *SMALL, "rounds=2", "run.evaluate-every=2"),
         env={**os.environ, "FEDRC_TEST_MARK": mark},
     )
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("round 1/2  3 clusters [")
-    assert "global" in lines[1]
+    assert lines[0].startswith("fedrc on digits: 6 clients and 3 observers")
+    assert lines[2].startswith("round 1/2  3 clusters [")
+    assert "global" in lines[3]
     assert str(output) in lines[-1]
     summary = json.loads((output / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -105,10 +108,10 @@ def test_being_stopped_stops_everything_and_says_how_to_go_on(
 @pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_a_server_app_killed_in_mid_round_resumes_to_the_same_models(tmp_path: Path) -> None:
     settings = [
-        "clients=6", "hidden=16", "clusters=4", "rounds=6", "fraction=0.7", "e-step=adam",
-        "adaptive=true", "merge=true", "annealing-rounds=0", "settle-tolerance=1.0",
-        "settle-loss=100.0", "settle-rounds=2", "remove-below=0.2", "evaluate-every=4",
-        "local-epochs=8",
+        *SMALL, "rounds=6", "federation.fraction=0.7", "run.evaluate-every=4", "local.epochs=8",
+        "fedrc.clusters=4", "fedrc.e-step=adam", "fedrc.adaptive=true", "fedrc.merge=true",
+        "fedrc.settle-tolerance=1.0", "fedrc.settle-loss=100.0", "fedrc.settle-rounds=2",
+        "fedrc.remove-below=0.2",
     ]  # fmt: skip
     whole, broken, mark = tmp_path / "whole", tmp_path / "broken", uuid.uuid4().hex
     done = fedrc(command(whole, *settings))
@@ -166,6 +169,12 @@ FIVE_FAULTS = """
     return reply
 """
 
+ONE_FAULT = """
+    if who == 0:
+        raise ValueError("disk on fire")
+    return honest.train(message, context)
+"""
+
 # A tenth of the replies, drawn anew for every client and round.
 RANDOM_FAULTS = """
     if np.random.default_rng([round_number, who]).random() < 0.1:
@@ -178,12 +187,9 @@ RANDOM_FAULTS = """
 def test_five_kinds_of_bad_client_do_not_stop_a_simulation(tmp_path: Path) -> None:
     app = misbehaving_app(tmp_path, FIVE_FAULTS)
     output = tmp_path / "run"
-    settings = {
-        "clients": 10, "hidden": 16, "local-epochs": 1, "clusters": 3, "annealing-rounds": 0,
-        "rounds": 3, "round-deadline": 12.0, "evaluate-every": 3,
-    }  # fmt: skip
+    config = configured(clients=10, hidden=16, rounds=3, deadline=12.0, evaluate_every=3)
 
-    outcome = simulate(settings, output, lambda event: None, app=app)
+    outcome = simulate(config, output, lambda event: None, app=app)
 
     assert outcome.completed, outcome.reason
     first = rounds(output)[0]["failed"]
@@ -201,17 +207,16 @@ def test_five_kinds_of_bad_client_do_not_stop_a_simulation(tmp_path: Path) -> No
 
 
 def test_a_run_that_fails_exits_with_an_error_and_the_reason(tmp_path: Path) -> None:
-    app = misbehaving_app(tmp_path, FIVE_FAULTS)
+    app = misbehaving_app(tmp_path, ONE_FAULT)
     output = tmp_path / "run"
-    settings = {
-        "clients": 10, "hidden": 16, "local-epochs": 1, "clusters": 3, "annealing-rounds": 0,
-        "rounds": 3, "round-deadline": 12.0, "min-replies": 0.9, "failed-rounds": 1,
-    }  # fmt: skip
+    config = configured(clients=6, hidden=16, rounds=3, min_replies=0.9, attempts=1)
 
-    outcome = simulate(settings, output, lambda event: None, app=app)
+    outcome = simulate(config, output, lambda event: None, app=app)
 
     assert not outcome.completed
-    assert "round 1 had too few good replies" in outcome.reason
+    assert "round 1 had too few usable replies" in outcome.reason
+    assert "the last failures: client-0: " in outcome.reason
+    assert "disk on fire" in outcome.reason
     assert "superlink.log" in outcome.reason
     assert json.loads((output / "summary.json").read_text())["status"] == "failed"
 
@@ -219,11 +224,13 @@ def test_a_run_that_fails_exits_with_an_error_and_the_reason(tmp_path: Path) -> 
 @pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_a_tenth_of_the_replies_failing_at_random_changes_no_cluster(tmp_path: Path) -> None:
     app = misbehaving_app(tmp_path, RANDOM_FAULTS)
-    settings = {"rounds": 30, "clusters": 3, "annealing-rounds": 10, "evaluate-every": 30}
+    config = load_config(
+        {"rounds": 30, "fedrc.clusters": 3, "fedrc.annealing-rounds": 10, "run.evaluate-every": 30}
+    )
     calm, rough = tmp_path / "calm", tmp_path / "rough"
 
-    undisturbed = simulate(settings, calm, lambda event: None)
-    disturbed = simulate(settings, rough, lambda event: None, app=app)
+    undisturbed = run_here(config, calm, lambda event: None, IN_PROCESS)
+    disturbed = simulate(config, rough, lambda event: None, app=app)
 
     assert undisturbed.completed, undisturbed.reason
     assert disturbed.completed, disturbed.reason

@@ -10,7 +10,8 @@ from torch import nn
 from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import SplitModel
-from fedrc_flwr.training import Deltas, LocalSettings, train
+from fedrc_flwr.sgd import LocalSettings
+from fedrc_flwr.training import Deltas, train
 
 CPU = torch.device("cpu")
 

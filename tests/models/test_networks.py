@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
-from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.models import ModelSettings, SplitModel, build_model
 from fedrc_flwr.models.small import Blocked, Standardise
 
 VISION = ("mobilenet-v2", "resnet18")
@@ -25,8 +25,7 @@ VISION = ("mobilenet-v2", "resnet18")
 def build(
     model: str, shape: tuple[int, ...] = (3, 32, 32), seed: int = 0, **keys: Any
 ) -> SplitModel:
-    named = {name.replace("_", "-"): value for name, value in keys.items()}
-    return build_model(load_config({"model": model, **named}), shape, 5, seed)
+    return build_model(ModelSettings(model, **keys), shape, 5, seed)
 
 
 def norms(model: nn.Module, kind: type[nn.Module]) -> int:
@@ -46,6 +45,19 @@ def test_small_network_takes_grey_and_colour_images(model: str, shape: tuple[int
     assert features.shape == (2, 64 if model == "mlp" else 2048)
     torch.testing.assert_close(network(inputs), network.head(features))
     assert network(inputs).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((7,), "mlp"), ((8, 8), "mlp"), ((3, 15, 40), "mlp"), ((16, 16), "cnn"), ((3, 32, 32), "cnn")],
+)
+def test_network_follows_from_the_shape_where_none_is_named(
+    shape: tuple[int, ...], name: str
+) -> None:
+    chosen, named = build("", shape), build(name, shape)
+
+    assert ModelSettings().network == ""
+    np.testing.assert_array_equal(to_vector(chosen), to_vector(named))
 
 
 def test_cnn_of_fashion_mnist_has_the_papers_size() -> None:
@@ -213,14 +225,14 @@ def test_initial_parameters_of_every_network_follow_from_the_seed_alone(model: s
 def test_network_that_does_not_fit_the_data_is_refused(
     model: str, shape: tuple[int, ...], words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"model = '{model}'.*{words}"):
+    with pytest.raises(ConfigError, match=f"model.network = '{model}'.*{words}"):
         build(model, shape)
 
 
-@pytest.mark.parametrize("name", ["", "vgg", "os.path", "a:", ":b", "a.b:c:d", "a/b:c", "a b:c"])
+@pytest.mark.parametrize("name", ["vgg", "os.path", "a:", ":b", "a.b:c:d", "a/b:c", "a b:c"])
 def test_text_that_names_no_network_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"model = .*mlp, cnn, mobilenet-v2, resnet18"):
-        load_config({"model": name})
+    with pytest.raises(ConfigError, match=r"model\.network = .*mlp, cnn, mobilenet-v2, resnet18"):
+        load_config({"model.network": name})
 
 
 # --- weights from a file ------------------------------------------------------------------------
@@ -247,7 +259,7 @@ def test_backbone_is_filled_from_a_file_and_the_head_follows_the_seed(
     tensors = torchvision_weights(model)
     path = saved(tmp_path / "weights.pt", tensors)
 
-    one, other = (build(model, seed=seed, norm=norm, model_weights=path) for seed in (1, 2))
+    one, other = (build(model, seed=seed, norm=norm, weights=path) for seed in (1, 2))
 
     first = next(p for p in one.body.modules() if isinstance(p, nn.Conv2d)).weight
     torch.testing.assert_close(first, next(iter(tensors.values())))
@@ -262,17 +274,17 @@ def test_tensors_under_other_names_are_taken_by_order(tmp_path: Path) -> None:
         n if place < 6 else f"layer{place}.{n[-12:]}": t
         for place, (n, t) in enumerate(features.items())
     }
-    plain = build("mobilenet-v2", model_weights=saved(tmp_path / "a.pt", features))
+    plain = build("mobilenet-v2", weights=saved(tmp_path / "a.pt", features))
 
-    by_order = build("mobilenet-v2", model_weights=saved(tmp_path / "b.pt", renamed))
+    by_order = build("mobilenet-v2", weights=saved(tmp_path / "b.pt", renamed))
 
     torch.testing.assert_close(to_vector(by_order), to_vector(plain))
 
 
 def test_client_needs_no_file_of_weights(tmp_path: Path) -> None:
-    config = load_config({"model": "resnet18", "model-weights": str(tmp_path / "gone.pt")})
+    settings = ModelSettings("resnet18", weights=str(tmp_path / "gone.pt"))
 
-    network = build_model(config, (3, 32, 32), 5, seed=0, weights=False)
+    network = build_model(settings, (3, 32, 32), 5, seed=0, weights=False)
 
     assert len(to_vector(network)) > 1_000_000
 
@@ -300,7 +312,7 @@ def test_file_without_the_weights_is_refused_and_runs_nothing(
     path = saved(tmp_path / "weights.pt", content)
 
     with pytest.raises(ConfigError, match=words):
-        build("resnet18", model_weights=path)
+        build("resnet18", weights=path)
 
     assert not (tmp_path / "unpickled").exists()
 
@@ -311,13 +323,13 @@ def test_file_that_is_missing_or_broken_is_refused(tmp_path: Path, content: byte
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(ConfigError, match=r"model-weights = .*weights.pt"):
-        build("resnet18", model_weights=str(path))
+    with pytest.raises(ConfigError, match=r"model\.weights = .*weights.pt"):
+        build("resnet18", weights=str(path))
 
 
 def test_weights_for_a_network_without_a_backbone_are_refused() -> None:
-    with pytest.raises(ConfigError, match="only for mobilenet-v2 and resnet18"):
-        load_config({"model": "cnn", "model-weights": "weights.pt"})
+    with pytest.raises(ConfigError, match=r"only for model\.network = mobilenet-v2 or resnet18"):
+        load_config({"model.network": "cnn", "model.weights": "weights.pt"})
 
 
 # --- the user's own -----------------------------------------------------------------------------

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from settings_of import dotted
 
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.report.log import CONFIG, LATE, SUMMARY, MetricsLog, write_json
+from fedrc_flwr.config import build_algorithm, load_config
+from fedrc_flwr.errors import LATE
+from fedrc_flwr.report.log import CONFIG, SUMMARY, MetricsLog, write_json
 from fedrc_flwr.report.summary import summarise
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
@@ -24,9 +26,13 @@ class MadeRun:
     in round 4. Clusters 0 and 2 are left: concept 0 is in cluster 0, the others in cluster 2.
     """
 
-    def __init__(self, directory: Path, clients: int = 6, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, clients: int = 6, noise: float = 40.0, **settings: Any
+    ) -> None:
         self.directory = directory
-        self.config = RunConfig(clusters=4, adaptive=True, merge=True, **settings)
+        self.noise = noise
+        own = {"clusters": 4, "adaptive": True, "merge": True, "annealing_rounds": 0}
+        self.config = load_config(dotted({**own, **settings}))
         self.names = [f"ward-{i:03d}" for i in range(clients)]
         self.observers = ["observer-0"]
         self.log = MetricsLog(directory)
@@ -50,7 +56,7 @@ class MadeRun:
     def state(self) -> ServerState:
         clients = {
             name: ClientRecord(
-                "train", 20, label_counts=self.counts(i), concept=i % 3, noise=40.0,
+                "train", 20, label_counts=self.counts(i), concept=i % 3, noise=self.noise,
                 releases=2 * self.round, style="none" if i % 2 else "fog-3",
             )
             for i, name in enumerate(self.names)
@@ -97,8 +103,9 @@ class MadeRun:
 
     def end(self, status: str = "completed", reason: str = "") -> MadeRun:
         summary = summarise(
-            self.state(), self.config, status, 1.5 * self.round, self.metrics(), reason
-        )
+            self.state(), self.config.to_dict(), status, 1.5 * self.round, self.metrics(),
+            build_algorithm(self.config).epsilon(self.state()), reason,
+        )  # fmt: skip
         write_json(self.directory / SUMMARY, summary)
         self.log.append({"event": "end", **summary})
         return self

@@ -10,11 +10,11 @@ import pytest
 from made_runs import CLASSES, MadeRun
 
 from fedrc_flwr.config import RunConfig
-from fedrc_flwr.errors import DataError
+from fedrc_flwr.errors import LATE, DataError
 from fedrc_flwr.report import contents as module
 from fedrc_flwr.report.contents import Contents, gather
 from fedrc_flwr.report.history import MOST_FAILURES, MOST_POINTS, OTHER, history, thin
-from fedrc_flwr.report.log import LATE, METRICS
+from fedrc_flwr.report.log import METRICS
 from fedrc_flwr.report.population import MOST_CLIENTS, Table
 
 
@@ -39,9 +39,9 @@ def test_outcome_is_one_sentence_with_every_cluster(made: MadeRun) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"adaptive": False, "merge": False}, "FedRC trained 2 clusters for 6 clients"),
-        ({"algorithm": "ifca"}, "IFCA found 2 concepts"),
-        ({"algorithm": "mine"}, "mine found 2 concepts"),
+        ({"fedrc.adaptive": False, "fedrc.merge": False}, "FedRC trained 2 clusters for 6 clients"),
+        ({"algorithm": "ifca", "ifca.clusters": 4}, "IFCA trained 2 clusters for 6 clients"),
+        ({"algorithm": "mine"}, "mine trained 2 clusters for 6 clients"),
     ],
 )
 def test_outcome_says_what_was_asked_for(
@@ -68,11 +68,12 @@ def test_only_keys_that_differ_from_the_defaults_are_told(made: MadeRun) -> None
     found = gather(made.directory)
 
     assert sorted(found.settings) == [
-        ("adaptive", "true", "false"),
-        ("alpha", "10.0", "1.0"),
-        ("clusters", "4", "3"),
-        ("merge", "true", "false"),
-        ("rounds", "9", "200"),
+        ("data.alpha", "10.0", "1.0"),
+        ("fedrc.adaptive", "true", "false"),
+        ("fedrc.clusters", "4", "3"),
+        ("fedrc.merge", "true", "false"),
+        ("model.network", "mlp", "empty"),
+        ("rounds", "9", "100"),
     ]
     assert module.changed(RunConfig().to_dict()) == []
 
@@ -166,8 +167,15 @@ def test_samples_by_class_style_and_concept(made: MadeRun) -> None:
     )
     assert people.styles.rows == ["none", "fog"]
     assert people.styles.values == [[18 + 4.0, 2 + 36.0], [18 + 4.0, 2 + 36.0]]
-    assert np.sum(people.label_prior, axis=1) == pytest.approx([1.0, 1.0], abs=1e-3)
-    assert people.label_prior[0][0] == pytest.approx(20 / 44, abs=1e-4)
+
+
+def test_label_prior_is_the_one_that_the_run_uses(tmp_path: Path) -> None:
+    clear = gather(MadeRun(tmp_path / "clear", noise=0.01).play(6).directory).population
+    hidden = gather(MadeRun(tmp_path / "hidden", noise=40.0).play(6).directory).population
+
+    assert np.sum(clear.label_prior, axis=1) == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert clear.label_prior[0][0] == pytest.approx(20 / 44, abs=1e-4)
+    assert np.array(hidden.label_prior) == pytest.approx(np.full((2, CLASSES), 1 / CLASSES))
 
 
 def test_run_that_was_killed_between_metrics_and_checkpoint(made: MadeRun) -> None:
@@ -210,7 +218,7 @@ def test_no_readable_checkpoint_at_all(made: MadeRun) -> None:
     found = gather(made.directory)
 
     assert found.population.clients == []
-    assert "no checkpoint to tell its clusters from" in found.outcome
+    assert "no checkpoint to read its clusters from" in found.outcome
     assert any("No checkpoint can be read" in note for note in found.notes)
 
 
@@ -219,7 +227,7 @@ def test_empty_directory_and_run_before_its_first_round(tmp_path: Path, made: Ma
 
     for directory in (tmp_path / "empty", made.directory):
         found = gather(directory)
-        assert found.outcome == "No round has ended yet."
+        assert found.outcome == "No round has finished yet."
         assert found.figures == []
         assert any("no checkpoint yet" in note for note in found.notes)
 
@@ -310,5 +318,5 @@ def test_very_many_clients_are_thinned_and_it_is_said(tmp_path: Path) -> None:
     assert sum(map(sum, found.population.classes.values)) == pytest.approx(
         20 * (MOST_CLIENTS + 500), rel=1e-3
     )
-    assert any("evenly chosen" in note for note in found.notes)
+    assert any("chosen evenly" in note for note in found.notes)
     assert len(found.population.label_prior[0]) == CLASSES

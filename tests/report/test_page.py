@@ -164,12 +164,15 @@ def test_report_of_what_is_no_run_is_refused(tmp_path: Path, kind: str) -> None:
     assert result.exit_code == 2
     assert "no such directory" in result.stderr
     assert "Traceback" not in result.output
+    assert path.exists() == (kind == "file")
 
 
 def test_report_that_cannot_be_written_is_said(made: MadeRun, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+
     result = CliRunner().invoke(
-        app, ["report", str(made.directory), "--output", str(tmp_path / "gone" / "x.html")]
+        app, ["report", str(made.directory), "--output", str(tmp_path / "file" / "x.html")]
     )
 
     assert result.exit_code == 2
-    assert "gone" in result.stderr
+    assert str(tmp_path / "file") in result.stderr

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedrc_flwr.config import RunConfig
-from fedrc_flwr.report.summary import adjusted_rand_index, epsilon, summarise
+from fedrc_flwr.config import RunConfig, build_algorithm
+from fedrc_flwr.privacy import PrivacySettings
+from fedrc_flwr.report.summary import adjusted_rand_index, summarise
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 CLUSTERS = 3
@@ -37,6 +38,11 @@ def state_of(*records: ClientRecord) -> ServerState:
         clients={f"client-{i}": r for i, r in enumerate(records)},
         parameters=1,
     )
+
+
+def epsilon(state: ServerState, **privacy: float) -> float | None:
+    config = RunConfig(privacy=PrivacySettings(**privacy))
+    return build_algorithm(config).epsilon(state)
 
 
 def test_perfect_clustering_scores_one_whatever_the_clusters_are_called() -> None:
@@ -86,17 +92,17 @@ def test_clients_that_cannot_be_judged_do_not_count() -> None:
 
 
 def test_epsilon_is_that_of_the_client_that_spent_most() -> None:
-    config = RunConfig(count_clip=0.1, privacy_delta=1e-5)
+    clipped = {"count_clip": 0.1, "delta": 1e-5}
     modest = record(0, noise=20.0, releases=1)
     spender = record(1, noise=4.0, releases=4)  # 20 samples: mu = sqrt(4) * 0.1 * 20 / 4 = 1
 
-    found = epsilon(state_of(modest, spender), config)
+    found = epsilon(state_of(modest, spender), **clipped)
 
     assert found is not None
     # delta(epsilon) of a Gaussian mechanism with mu = 1 (Dong et al. 2022, Corollary 1)
     delta = norm.cdf(0.5 - found) - math.exp(found) * norm.cdf(-0.5 - found)
     assert delta == pytest.approx(1e-5, rel=1e-6)
-    assert found == epsilon(state_of(spender), config)
+    assert found == epsilon(state_of(spender), **clipped)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +115,19 @@ def test_epsilon_is_that_of_the_client_that_spent_most() -> None:
     ids=["nobody", "nothing-reported", "one-without-noise"],
 )
 def test_no_epsilon_where_a_client_adds_no_noise(records: list[ClientRecord]) -> None:
-    assert epsilon(state_of(*records), RunConfig()) is None
+    assert epsilon(state_of(*records)) is None
 
 
 def test_no_epsilon_is_claimed_without_clipping() -> None:
     state = state_of(record(0, noise=50.0, releases=1))
 
-    assert epsilon(state, RunConfig(count_clip=0.0)) is None
+    assert epsilon(state, count_clip=0.0) is None
 
 
 def test_client_that_never_reported_does_not_hide_epsilon() -> None:
     state = state_of(record(0, noise=50.0, releases=1), record(None, noise=0.0))
 
-    assert epsilon(state, RunConfig()) is not None
+    assert epsilon(state) is not None
 
 
 def test_summary_holds_the_runs_numbers() -> None:
@@ -135,7 +141,13 @@ def test_summary_holds_the_runs_numbers() -> None:
     }
 
     summary = summarise(
-        state_of(record(0, 0), record(1, 1)), config, "completed", 1.23456, evaluation
+        state_of(record(0, 0), record(1, 1)),
+        config.to_dict(),
+        "completed",
+        1.23456,
+        evaluation,
+        epsilon=2.5,
+        undecided="how many clusters there are",
     )
 
     assert summary == {
@@ -147,8 +159,8 @@ def test_summary_holds_the_runs_numbers() -> None:
         "global_accuracy": 0.8,
         "fine_tuned_local_accuracy": 0.95,
         "adjusted_rand_index": 1.0,
-        "epsilon": None,
-        "undecided": "",
+        "epsilon": 2.5,
+        "undecided": "how many clusters there are",
         "algorithm": "fedrc",
         "scenario": "digits",
         "seed": 5,
@@ -157,7 +169,9 @@ def test_summary_holds_the_runs_numbers() -> None:
 
 
 def test_summary_of_a_run_that_failed_at_once_says_why_and_has_no_numbers() -> None:
-    summary = summarise(state_of(), RunConfig(), "failed", 0.0, {}, reason="nobody came")
+    summary = summarise(
+        state_of(), RunConfig().to_dict(), "failed", 0.0, {}, epsilon=None, reason="nobody came"
+    )
 
     assert (summary["status"], summary["reason"]) == ("failed", "nobody came")
     assert summary["local_accuracy"] is None

@@ -111,7 +111,7 @@ def test_summary_says_what_came_out() -> None:
     [
         ("fine_tuned_local_accuracy", "fine-tuned, local    0.250"),
         ("adjusted_rand_index", "adjusted Rand index  0.250"),
-        ("epsilon", "epsilon spent        0.250 (label counts only)"),
+        ("epsilon", "epsilon spent        0.250 (statistics only)"),
     ],
 )
 def test_summary_shows_optional_numbers_where_they_are(key: str, text: str) -> None:

@@ -20,7 +20,7 @@ def names(answers: list[Answer], replied: bool) -> set[str]:
 
 def test_every_message_is_answered_once_whatever_the_window() -> None:
     for window in (0, 1, 3, 100):
-        grid = InMemoryGrid(7, {"clients": 7})
+        grid = InMemoryGrid(7, {"data.clients": 7})
 
         answers = list(exchange(grid, messages(list(range(100, 107))), window, deadline=5))  # type: ignore[arg-type]
 
@@ -30,7 +30,7 @@ def test_every_message_is_answered_once_whatever_the_window() -> None:
 
 
 def test_the_silent_are_answered_for_at_the_deadline_and_the_unsent_too() -> None:
-    grid = InMemoryGrid(5, {"clients": 5})
+    grid = InMemoryGrid(5, {"data.clients": 5})
     grid.behaviours = {n: lambda message, answer: None for n in (100, 101)}
 
     answers = list(exchange(grid, messages(list(range(100, 105))), 2, deadline=0.1))  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_the_silent_are_answered_for_at_the_deadline_and_the_unsent_too() -> Non
 
 
 def test_a_reply_after_the_deadline_is_never_looked_at() -> None:
-    grid = InMemoryGrid(2, {"clients": 2})
+    grid = InMemoryGrid(2, {"data.clients": 2})
     held: list[Any] = []
 
     def hold(message: Message, answer: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_message_that_cannot_be_pushed_counts_as_unanswered() -> None:
         def push_messages(self, messages: Any) -> list[str]:
             return []
 
-    grid = Full(1, {"clients": 1})
+    grid = Full(1, {"data.clients": 1})
 
     answers = list(exchange(grid, messages([100]), 0, deadline=5))  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
         def pull_messages(self, message_ids: Any) -> list[Message]:
             return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
 
-    grid = Stutters(2, {"clients": 2})
+    grid = Stutters(2, {"data.clients": 2})
 
     answers = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +13,59 @@ import pytest
 from federation import Federation
 from flwr.app import Array, ArrayRecord, Message
 from grid import InMemoryGrid, broken_config
+from settings_of import PLAIN, dotted
 
+from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.checkpoint import latest_checkpoint
-from fedrc_flwr.configuration import load_config
+from fedrc_flwr.config import RunConfig, all_keys, load_config
+from fedrc_flwr.engine.run import Run
 from fedrc_flwr.errors import CheckpointError, ConfigError, RunError
-from fedrc_flwr.keys import ALGORITHMS
 from fedrc_flwr.report.log import read_events
-from server_app.app import Run
+from fedrc_flwr.state import ServerState
+from server_app.app import main, run_on_flower
+from server_app.enrolment import Roster
+from server_app.strategy import ClusteredStrategy
 
 SMALL = {
-    "clients": 5,
+    **PLAIN,
     "rounds": 3,
-    "clusters": 2,
-    "hidden": 8,
-    "local-epochs": 1,
-    "annealing-rounds": 0,
-    "adaptive": False,
-    "merge": False,
-    "evaluate-every": 1,
-    "round-deadline": 60.0,
+    "data.clients": 5,
+    "model.hidden": 8,
+    "run.evaluate-every": 1,
+    "federation.deadline": 60.0,
+    **{name: 2 for name in all_keys() if name.endswith(".clusters")},
 }
 NODES = 8  # five training clients, three observers
 
 
-def make_run(tmp_path: Path, nodes: int = NODES, **settings: Any) -> tuple[Run, InMemoryGrid]:
-    given = {**SMALL, "output-dir": str(tmp_path), "run-name": "run", **settings}
-    grid = InMemoryGrid(nodes, given)
-    return Run(load_config(given), tmp_path / "run", grid), grid  # type: ignore[arg-type]
+@dataclass
+class Trial:
+    """A run whose nodes are those of a grid in this process."""
+
+    config: RunConfig
+    directory: Path
+    grid: InMemoryGrid
+    run: Run | None = None
+
+    def go(self) -> None:
+        self.run = run_on_flower(self.config, self.directory, self.grid)  # type: ignore[arg-type]
+
+    @property
+    def state(self) -> ServerState:
+        """The state that the run ended with."""
+        assert self.run is not None
+        return self.run.rounds.state
+
+
+def make_run(
+    tmp_path: Path,
+    nodes: int = NODES,
+    grid: type[InMemoryGrid] = InMemoryGrid,
+    **settings: Any,
+) -> tuple[Trial, InMemoryGrid]:
+    config = load_config({**SMALL, **dotted(settings)}).placed(tmp_path / "run")
+    made = grid(nodes, dict(config.to_dict()))
+    return Trial(config, tmp_path / "run", made), made
 
 
 def rounds_of(tmp_path: Path) -> list[dict[str, Any]]:
@@ -140,7 +167,7 @@ def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
     fault: str, tmp_path: Path
 ) -> None:
     behaviour, reason = FAULTS[fault]
-    deadline = {"round-deadline": 2.0} if fault == "silent" else {}
+    deadline = {"deadline": 2.0} if fault == "silent" else {}
     run, grid = make_run(tmp_path, **deadline)
     grid.behaviours[102] = on_training(behaviour)
     # What the state must look like: the same run, with client-2 taking part in nothing but
@@ -156,9 +183,9 @@ def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
         assert reason in event["failed"]["client-2"]
         assert event["replied"] == 4
     assert "client-2: reply not used" in (tmp_path / "run" / "run.log").read_text()
-    for cluster, model in clean.strategy.state.models.items():
-        np.testing.assert_array_equal(run.strategy.state.models[cluster], model)
-    assert run.strategy.state.clients["client-2"].label_counts is None
+    for cluster, model in clean.state.models.items():
+        np.testing.assert_array_equal(run.state.models[cluster], model)
+    assert run.state.clients["client-2"].label_counts is None
 
 
 def enormous(reply: Message) -> Message:
@@ -177,8 +204,8 @@ THREE = {"clients": 3, "concept-shares": "1.0", "corrupted-shares": "0.0", "roun
     "settings",
     [
         {}, {"algorithm": "cfl"}, {"algorithm": "fedsoft"}, {"shared-body": True},
-        {"server-optimizer": "adam"}, {"server-optimizer": "momentum"},
-        {"global-learning-rate": 100.0, "learning-rate": 1e-4},
+        {"optimizer": "adam"}, {"optimizer": "momentum"},
+        {"server.learning-rate": 100.0, "local.learning-rate": 1e-4},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())) or "fedrc",
 )  # fmt: skip
@@ -195,15 +222,15 @@ def test_an_update_that_breaks_the_models_is_left_out_of_a_repetition(
     run.go()
     clean.go()
 
-    assert run.strategy.state.is_finite()
-    assert run.strategy.state.clusters == clean.strategy.state.clusters
-    for cluster, model in clean.strategy.state.models.items():
-        np.testing.assert_array_equal(run.strategy.state.models[cluster], model)
+    assert run.state.is_finite()
+    assert run.state.clusters == clean.state.clusters
+    for cluster, model in clean.state.models.items():
+        np.testing.assert_array_equal(run.state.models[cluster], model)
     for event in rounds_of(tmp_path):
         assert (event["attempts"], event["sampled"], event["replied"]) == (2, 3, 2)
         assert list(event["failed"]) == ["client-1"]
         assert "the models are no longer finite" in event["failed"]["client-1"]
-    assert run.strategy.state.clients["client-1"].label_counts is None
+    assert run.state.clients["client-1"].label_counts is None
     asked = [node for node, kind in grid.sent if kind == "train"]
     assert [asked.count(node) for node in (100, 101, 102)] == [4, 2, 4]
 
@@ -224,11 +251,11 @@ def test_statistics_too_large_to_compute_with_are_left_out_of_a_repetition(tmp_p
         event["failed"] == {"client-1": "its statistics are too large to compute with"}
         for event in rounds_of(tmp_path)
     )
-    assert run.strategy.state.is_finite()
+    assert run.state.is_finite()
 
 
 def test_a_round_that_stays_broken_stops_the_run_with_its_checkpoint_intact(tmp_path: Path) -> None:
-    settings = {**THREE, "min-replies": 1.0, "failed-rounds": 2}
+    settings = {**THREE, "min-replies": 1.0, "attempts": 2}
     run, grid = make_run(tmp_path, nodes=4, **settings)
 
     def breaks_round_two(message: Message, answer: Any) -> Message:
@@ -252,7 +279,7 @@ def test_what_a_repeated_round_released_still_counts(tmp_path: Path) -> None:
 
     run.go()
 
-    releases = {n: r.releases for n, r in run.strategy.state.clients.items() if r.role == "train"}
+    releases = {n: r.releases for n, r in run.state.clients.items() if r.role == "train"}
     # Two tries of the round, of which the culprit took part in the first.
     assert releases == {"client-0": 2, "client-1": 1, "client-2": 2}
 
@@ -260,7 +287,7 @@ def test_what_a_repeated_round_released_still_counts(tmp_path: Path) -> None:
 def test_too_few_replies_repeat_the_round_with_a_fresh_sample_and_it_completes(
     tmp_path: Path,
 ) -> None:
-    run, grid = make_run(tmp_path, **{"fraction": 0.6, "min-replies": 1.0, "failed-rounds": 6})
+    run, grid = make_run(tmp_path, **{"fraction": 0.6, "min-replies": 1.0, "attempts": 6})
     grid.behaviours[100] = on_training(raises)
 
     run.go()
@@ -268,14 +295,16 @@ def test_too_few_replies_repeat_the_round_with_a_fresh_sample_and_it_completes(
     events = rounds_of(tmp_path)
     assert summary_of(tmp_path)["status"] == "completed"
     assert max(e["attempts"] for e in events) > 1
-    samples = {tuple(run.strategy.sample(1, attempt)) for attempt in range(6)}
+    assert run.run is not None
+    online = [f"client-{index}" for index in range(5)]
+    samples = {tuple(run.run.rounds.sample(online, 1, attempt)) for attempt in range(6)}
     assert len(samples) > 1
 
 
 def test_too_few_replies_again_and_again_stop_the_run_with_its_checkpoint_intact(
     tmp_path: Path,
 ) -> None:
-    run, grid = make_run(tmp_path, **{"rounds": 4, "failed-rounds": 2})
+    run, grid = make_run(tmp_path, **{"rounds": 4, "attempts": 2})
     seen = {"round": 0}
 
     def fail_from_round_three(message: Message, answer: Any) -> Message | None:
@@ -286,7 +315,7 @@ def test_too_few_replies_again_and_again_stop_the_run_with_its_checkpoint_intact
 
     grid.behaviours = dict.fromkeys(range(100, 104), fail_from_round_three)
 
-    with pytest.raises(RunError, match="round 3 had too few good replies 2 times"):
+    with pytest.raises(RunError, match="round 3 had too few usable replies 2 times"):
         run.go()
 
     assert seen["round"] == 3
@@ -297,7 +326,9 @@ def test_too_few_replies_again_and_again_stop_the_run_with_its_checkpoint_intact
     checkpoint, problems = latest_checkpoint(tmp_path / "run" / "checkpoints")
     assert checkpoint.state.round == 2
     assert problems == []
-    for cluster, model in run.strategy.state.models.items():
+    undisturbed, _ = make_run(tmp_path / "undisturbed", rounds=2)
+    undisturbed.go()
+    for cluster, model in undisturbed.state.models.items():
         np.testing.assert_array_equal(checkpoint.state.models[cluster], model)
 
 
@@ -315,7 +346,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None
     run.go()
 
     with pytest.raises(ConfigError, match="holds a run already"):
-        make_run(tmp_path)
+        make_run(tmp_path)[0].go()
 
 
 @pytest.mark.parametrize("bad", [{"rounds": 0}, {"rouns": 3}, {"rounds": "many"}])
@@ -324,9 +355,7 @@ def test_a_bad_configuration_is_refused_before_any_client_is_contacted(
 ) -> None:
     from flwr.app import Context, RecordDict
 
-    from server_app.app import main
-
-    settings = {**SMALL, "output-dir": str(tmp_path), **bad}
+    settings = {**SMALL, "run.output-dir": str(tmp_path), **bad}
     grid = InMemoryGrid(NODES, settings)
     context = Context(1, 1, {}, RecordDict(), settings)
 
@@ -341,7 +370,7 @@ def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
     options = {
         "rounds": 6, "clusters": 4, "e-step": "adam", "adaptive": True, "merge": True,
         "fraction": 0.6, "settle-tolerance": 1.0, "settle-loss": 100.0, "settle-rounds": 1,
-        "remove-below": 0.24, "server-optimizer": "adam", "global-learning-rate": 0.05,
+        "remove-below": 0.24, "optimizer": "adam", "server.learning-rate": 0.05,
     }  # fmt: skip
     whole, _ = make_run(tmp_path / "whole", **options, **{"state-dir": str(tmp_path / "s1")})
     whole.go()
@@ -355,7 +384,7 @@ def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
         return reply
 
     # The second of the sampled clients: the first has already advanced its state by then.
-    second = 100 + int(broken.strategy.config.clients) - 1
+    second = 100 + broken.config.data.clients - 1
     grid.behaviours[second] = dies_in_round_four
     grid.behaviours[second - 1] = dies_in_round_four
     with pytest.raises(KeyboardInterrupt):
@@ -365,22 +394,22 @@ def test_an_interrupted_run_resumes_to_the_same_models(tmp_path: Path) -> None:
     resumed.go()
 
     assert [e["round"] for e in rounds_of(tmp_path / "broken")] == [1, 2, 3, 4, 5, 6]
-    assert len(whole.strategy.state.clusters) < 4
-    assert resumed.strategy.state.clusters == whole.strategy.state.clusters
-    for cluster, model in whole.strategy.state.models.items():
-        np.testing.assert_allclose(resumed.strategy.state.models[cluster], model, atol=1e-7)
+    assert len(whole.state.clusters) < 4
+    assert resumed.state.clusters == whole.state.clusters
+    for cluster, model in whole.state.models.items():
+        np.testing.assert_allclose(resumed.state.models[cluster], model, atol=1e-7)
 
 
 def test_a_run_goes_on_from_an_earlier_round_to_the_same_models(tmp_path: Path) -> None:
     # Prepare: six rounds, and six with rounds five and six broken by another learning rate
-    options = {"rounds": 6, "e-step": "adam", "server-optimizer": "momentum", "fraction": 0.8,
+    options = {"rounds": 6, "e-step": "adam", "optimizer": "momentum", "fraction": 0.8,
                "keep-checkpoints": 6}  # fmt: skip
     whole, _ = make_run(tmp_path / "a", **options, **{"state-dir": str(tmp_path / "a/states")})
     whole.go()
     states = {"state-dir": str(tmp_path / "b/states")}
     first, _ = make_run(tmp_path / "b", **{**options, **states, "rounds": 4})
     first.go()
-    wrong = {**options, **states, "learning-rate": 0.5, "resume": True}
+    wrong = {**options, **states, "local.learning-rate": 0.5, "resume": True}
     spoilt, _ = make_run(tmp_path / "b", **wrong)
     spoilt.go()
 
@@ -389,9 +418,9 @@ def test_a_run_goes_on_from_an_earlier_round_to_the_same_models(tmp_path: Path) 
     again.go()
 
     # Assert
-    for cluster, vector in whole.strategy.state.models.items():
-        assert not np.array_equal(spoilt.strategy.state.models[cluster], vector)
-        np.testing.assert_allclose(again.strategy.state.models[cluster], vector, atol=1e-6)
+    for cluster, vector in whole.state.models.items():
+        assert not np.array_equal(spoilt.state.models[cluster], vector)
+        np.testing.assert_allclose(again.state.models[cluster], vector, atol=1e-6)
     assert [e["round"] for e in rounds_of(tmp_path / "b")] == [1, 2, 3, 4, 5, 6]
     afresh = [[e["started_afresh"] for e in rounds_of(tmp_path / part)] for part in ("a", "b")]
     assert afresh[0] == afresh[1]
@@ -406,7 +435,7 @@ def test_newer_checkpoints_stay_until_the_first_new_one_is_written(tmp_path: Pat
 
     def look(message: Message, answer: Any) -> Message:
         kept = [int(path.stem[-1]) for path in sorted(folder.iterdir())]
-        told = json.loads(config.read_text())["resume-round"]
+        told = json.loads(config.read_text())["run.resume-round"]
         seen.append((message.metadata.group_id, message.metadata.message_type, kept, told))
         return answer()
 
@@ -423,8 +452,10 @@ def test_a_round_without_a_checkpoint_cannot_be_gone_back_to(tmp_path: Path) -> 
     run, _ = make_run(tmp_path, **{"rounds": 4})
     run.go()
 
+    back, grid = make_run(tmp_path, **{"rounds": 4, "resume": True, "resume-round": 1})
     with pytest.raises(CheckpointError, match=r"no checkpoint of round 1; .* rounds: 2, 3, 4"):
-        make_run(tmp_path, **{"rounds": 4, "resume": True, "resume-round": 1})
+        back.go()
+    assert grid.sent == []
 
 
 def test_a_node_that_joins_late_takes_part_and_one_that_left_is_not_waited_for(
@@ -446,7 +477,7 @@ def test_a_node_that_joins_late_takes_part_and_one_that_left_is_not_waited_for(
     events = {e["round"]: e for e in rounds_of(tmp_path)}
     assert [events[r]["sampled"] for r in range(1, 6)] == [4, 5, 4, 4, 5]
     assert all(not e["failed"] for e in events.values())
-    assert run.strategy.state.clients["client-4"].label_counts is not None
+    assert run.state.clients["client-4"].label_counts is not None
 
 
 def test_a_node_that_comes_back_under_its_name_goes_on_with_its_weights(tmp_path: Path) -> None:
@@ -486,14 +517,13 @@ def test_a_deployment_waits_for_its_clients_no_longer_than_it_was_told(tmp_path:
     class Remote(InMemoryGrid):
         """Not a simulation: nodes may still come."""
 
-    given = {**SMALL, "output-dir": str(tmp_path), "run-name": "run", "enrolment-timeout": 2.5}
-    grid = Remote(2, given)
+    run, grid = make_run(tmp_path, nodes=2, grid=Remote, **{"enrolment-timeout": 2.5})
     looks = []
     real = grid.get_node_ids
     grid.get_node_ids = lambda: looks.append(1) or real()  # type: ignore[method-assign, func-returns-value]
 
     with pytest.raises(RunError, match="2 of 5 training clients"):
-        Run(load_config(given), tmp_path / "run", grid).go()  # type: ignore[arg-type]
+        run.go()
 
     assert len(looks) > 1
 
@@ -508,7 +538,7 @@ def test_replies_are_folded_in_a_window_at_a_time(tmp_path: Path) -> None:
 
 
 def test_noise_is_accounted_for_in_metrics_and_summary(tmp_path: Path) -> None:
-    run, grid = make_run(tmp_path, **{"count-noise": 20.0, "rounds": 2})
+    run, grid = make_run(tmp_path, **{"count-noise": 20.0, "count-clip": 0.2, "rounds": 2})
     grid.contexts[101].node_config["count-noise"] = 10.0
 
     run.go()
@@ -516,7 +546,8 @@ def test_noise_is_accounted_for_in_metrics_and_summary(tmp_path: Path) -> None:
     from scipy.optimize import brentq
     from scipy.stats import norm
 
-    mu = np.sqrt(2) * 50.0 / 10.0  # two releases of the client with the least noise
+    # Two releases of the client with the least noise, which has 258 samples.
+    mu = np.sqrt(2) * 0.2 * 258 / 10.0
     expected = brentq(
         lambda e: norm.cdf(mu / 2 - e / mu) - np.exp(e) * norm.cdf(-mu / 2 - e / mu) - 1e-5, 1, 200
     )
@@ -538,14 +569,14 @@ def test_fine_tuning_is_reported_for_training_clients_alone(tmp_path: Path) -> N
 
 def test_an_evaluation_also_scores_the_training_samples(tmp_path: Path) -> None:
     # Prepare
-    run, _ = make_run(tmp_path, **{"rounds": 2, "evaluate-every": 1})
+    run, _ = make_run(tmp_path, rounds=2, epochs=4, **{"local.learning-rate": 0.3})
 
     # Execute
     run.go()
 
     # Assert: the mean over all training samples, none of them an observer's
     for event in rounds_of(tmp_path):
-        samples = {n: r.samples for n, r in run.strategy.state.clients.items() if r.role == "train"}
+        samples = {n: r.samples for n, r in run.state.clients.items() if r.role == "train"}
         told = {n: m["fit_accuracy"] for n, m in event["clients"].items() if "fit_accuracy" in m}
         assert told.keys() == samples.keys() != event["clients"].keys()
         right = sum(told[name] * samples[name] for name in told)
@@ -559,14 +590,21 @@ def test_an_evaluation_also_scores_the_training_samples(tmp_path: Path) -> None:
 def test_flowers_own_loop_can_drive_the_strategy(tmp_path: Path) -> None:
     from flwr.app import ConfigRecord
 
-    run, grid = make_run(tmp_path)
-    run.strategy.enrolled(run.strategy.roster.refresh(5.0))
-    messages = list(run.strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))  # type: ignore[arg-type]
+    trial, grid = make_run(tmp_path)
+    run = Run(trial.config, trial.directory)
+    roster = Roster(grid, run.scenario.classes, window=0)  # type: ignore[arg-type]
+    strategy = ClusteredStrategy(run.rounds, roster, run.layout, grid)  # type: ignore[arg-type]
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))  # type: ignore[arg-type]
     replies = list(grid.pull_messages(list(grid.push_messages(messages))))
 
-    _, metrics = run.strategy.aggregate_train(1, replies)
+    _, metrics = strategy.aggregate_train(1, replies)
+    asked = list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid))  # type: ignore[arg-type]
+    answers = list(grid.pull_messages(list(grid.push_messages(asked))))
+    judged = strategy.aggregate_evaluate(1, answers)
 
-    assert run.strategy.state.round == 1
+    assert run.rounds.state.round == 1
+    assert judged is not None
+    assert {"local_accuracy", "global_accuracy"} <= set(judged)
     assert metrics is not None
     assert np.isfinite(metrics["loss"])
 
@@ -576,7 +614,7 @@ def test_every_algorithm_runs_over_messages_as_it_does_in_a_plain_loop(
     tmp_path: Path, algorithm: str
 ) -> None:
     # Prepare: CFL splits its one cluster in the second round
-    settings = {"algorithm": algorithm, "cfl-warmup": 1, "cfl-eps1": 99.0, "cfl-eps2": 1e-9}
+    settings = {"algorithm": algorithm, "cfl.warmup": 1, "cfl.eps1": 99.0, "cfl.eps2": 1e-9}
     run, _ = make_run(tmp_path, **settings)
     plain = Federation(load_config({**SMALL, **settings}))
 
@@ -586,9 +624,9 @@ def test_every_algorithm_runs_over_messages_as_it_does_in_a_plain_loop(
         plain.round()
 
     # Assert
-    assert run.strategy.state.clusters == plain.state.clusters
+    assert run.state.clusters == plain.state.clusters
     for cluster, vector in plain.state.models.items():
-        np.testing.assert_array_equal(run.strategy.state.models[cluster], vector)
+        np.testing.assert_array_equal(run.state.models[cluster], vector)
     expected = {name: m["accuracy"] for name, m in plain.evaluate().items()}
     last = rounds_of(tmp_path)[-1]["clients"]
     assert {name: m["accuracy"] for name, m in last.items()} == expected
@@ -598,8 +636,8 @@ def test_every_algorithm_runs_over_messages_as_it_does_in_a_plain_loop(
 def test_every_algorithm_resumes_to_the_same_models(tmp_path: Path, algorithm: str) -> None:
     # Prepare: three rounds at once, and three with a new server and new nodes after the first
     settings = {
-        "algorithm": algorithm, "cfl-warmup": 1, "cfl-eps1": 99.0, "cfl-eps2": 1e-9,
-        "fraction": 0.8, "server-optimizer": "momentum",
+        "algorithm": algorithm, "cfl.warmup": 1, "cfl.eps1": 99.0, "cfl.eps2": 1e-9,
+        "fraction": 0.8, "optimizer": "momentum",
     }  # fmt: skip
     unbroken, _ = make_run(tmp_path / "a", **settings, **{"state-dir": str(tmp_path / "a/states")})
     unbroken.go()
@@ -612,8 +650,8 @@ def test_every_algorithm_resumes_to_the_same_models(tmp_path: Path, algorithm: s
     second.go()
 
     # Assert
-    for cluster, vector in unbroken.strategy.state.models.items():
-        np.testing.assert_allclose(second.strategy.state.models[cluster], vector, atol=1e-6)
+    for cluster, vector in unbroken.state.models.items():
+        np.testing.assert_allclose(second.state.models[cluster], vector, atol=1e-6)
     final = [rounds_of(tmp_path / part)[-1]["clients"] for part in ("a", "b")]
     assert final[0] == final[1]
 

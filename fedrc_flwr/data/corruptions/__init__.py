@@ -1,8 +1,8 @@
 """Feature shift: corruptions of images, one style and severity per client.
 
 Every style takes images in [0, 1], a severity from 1 to 5 and a generator, and returns new images
-of the same shape and range. Lengths scale with the image's side, so that images of 8 x 8 and
-28 x 28 pixels suffer alike.
+of the same shape and range. Lengths scale with the image's side, so that images of 8 x 8 and 28 x
+28 pixels are affected equally.
 """
 
 from __future__ import annotations

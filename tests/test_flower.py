@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 from flwr.common.config import parse_config_args
-from loopback import node_file
 
-from deploy import flower
-from deploy.flower import Control, environment, program, toml, write_connection
-from deploy.launch import supernode_command
+from fedrc_flwr import flower
 from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.flower import Control, environment, program, toml, write_connection
 
 
 class Flwr:
@@ -117,25 +115,6 @@ def test_toml_is_read_back_as_it_was(value: Any) -> None:
     assert type(read) is type(value)
 
 
-@pytest.mark.parametrize(
-    "name", ["hospital-a", "Haus Grün", "it's = here", "back\\slash", "\N{GRINNING FACE}"]
-)
-def test_flower_reads_the_node_config_as_it_was(tmp_path: Path, name: str) -> None:
-    file = node_file(tmp_path / "a folder", name=name, partition=3, count_noise=0.25)
-    command = supernode_command(file)
-
-    read = parse_config_args([command[command.index("--node-config") + 1]])
-
-    assert read == file.node_config()
-
-
-def test_a_quotation_mark_that_flower_cannot_read_is_refused(tmp_path: Path) -> None:
-    file = node_file(tmp_path, name='the "best" one')
-
-    with pytest.raises(ConfigError, match=r"name = .*expected no quotation marks"):
-        supernode_command(file)
-
-
 def test_a_connection_with_tls(tmp_path: Path) -> None:
     write_connection(tmp_path / "home", "fedrc.example.org:8000", tmp_path / "a b" / "ca.crt")
 
@@ -166,17 +145,17 @@ def test_submitting_hands_the_configuration_over_in_a_file(
 ) -> None:
     flwr.stdout = success(**{"run-id": 12345678901234567890})
 
-    run_id = control.run(tmp_path / "app", {"rounds": 3, "resume": False, "run-name": "a b"})
+    run_id = control.run(tmp_path / "app", {"rounds": 3, "run.resume": False, "run.name": "a b"})
 
     overrides = tmp_path / "run-config.toml"
     assert run_id == "12345678901234567890"
     assert flwr.calls == [
         ["run", str(tmp_path / "app"), "fedrc", "--run-config", str(overrides), "--format", "json"]
     ]
-    assert tomllib.loads(overrides.read_text()) == {
+    assert parse_config_args([str(overrides)]) == {
         "rounds": 3,
-        "resume": False,
-        "run-name": "a b",
+        "run.resume": False,
+        "run.name": "a b",
     }
     assert flwr.options["env"] == {"PATH": "somewhere", "FLWR_HOME": str(tmp_path)}
 

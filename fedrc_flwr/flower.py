@@ -37,7 +37,7 @@ def program(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What Flower must be told so that it works offline and installs nothing by itself."""
+    """Environment in which Flower works offline and installs nothing."""
     return {
         **os.environ,
         **_python_path(),
@@ -52,7 +52,7 @@ def environment() -> dict[str, str]:
 
 
 def _python_path() -> dict[str, str]:
-    """PYTHONPATH in full: Flower's parts run in other directories than the user's."""
+    """PYTHONPATH with absolute paths, because Flower's programs run in other directories."""
     given = os.environ.get("PYTHONPATH")
     if not given:
         return {}
@@ -86,7 +86,7 @@ def superlink(
 
 
 def serverapp_executor(address: str, ca: Path | None, secret: Path) -> list[str]:
-    """What runs the ServerApp, beside the SuperLink so that neither takes the other down."""
+    """The program that runs the ServerApp, in a process separate from the SuperLink."""
     command = [program("flower-superexec"), "--runtime-api-address", address,
                "--superexec-auth-secret-file", str(secret)]  # fmt: skip
     return [*command, *(["--insecure"] if ca is None else ["--root-certificates", str(ca)])]
@@ -163,11 +163,11 @@ class Control:
         return list(answer.get("nodes") or [])
 
     def register(self, public_key: Path) -> dict[str, Any]:
-        """Let a node in."""
+        """Register a node."""
         return self._call("supernode", "register", str(public_key), CONNECTION)
 
     def unregister(self, node_id: str) -> dict[str, Any]:
-        """Shut a node out."""
+        """Remove a node."""
         return self._call("supernode", "unregister", node_id, CONNECTION)
 
     def log(self, run_id: str) -> str:
@@ -205,3 +205,24 @@ def toml(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
     return repr(value)
+
+
+def find_app(scratch: Path) -> Path:
+    """The Flower app's directory: the source tree, or a copy of the installed package."""
+    package = Path(__file__).resolve().parent
+    if (package.parent / "pyproject.toml").exists():
+        return package.parent
+    target = scratch / "app"
+    shutil.copytree(package / "app", target)
+    for name in ("fedrc_flwr", "server_app", "client_app"):
+        shutil.copytree(
+            package.parent / name,
+            target / name,
+            ignore=shutil.ignore_patterns("__pycache__", "app"),
+        )
+    # What it leaves out of the bundle is not here, and Flower refuses a pattern without a match.
+    project = target / "pyproject.toml"
+    lines = project.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith("fab-exclude")]
+    project.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return target

@@ -1,10 +1,9 @@
-"""Predictions for samples of any number, to a file."""
+"""Predictions for any number of samples, written to a file."""
 
 from __future__ import annotations
 
 import csv
 import importlib.util
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.files import replacing
 from fedrc_flwr.inference.samples import Batch
 from fedrc_flwr.inference.trained import Trained
 from fedrc_flwr.inference.weights import Weights
@@ -28,7 +28,7 @@ class Prediction:
     Parameters
     ----------
     probabilities : (N, C)
-    truth : (N,), the labels of the batch, where it has any
+    truth : (N,), the labels of the batch, if it has any
     """
 
     probabilities: NDArray[np.float32]
@@ -59,7 +59,7 @@ def predict(
 
 def runs_hard(trained: Trained) -> bool:
     """Whether the run itself predicts with the likeliest cluster alone."""
-    return trained.config.clustering != "soft"
+    return trained.algorithm.hard
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def write_predictions(
 ) -> Tally:
     """Write labels, and probabilities if wanted, as CSV, Parquet or .npz, as the path ends.
 
-    CSV and Parquet are written as the predictions come; the file appears when it is whole.
+    CSV and Parquet are written as the predictions come; the file appears when it is complete.
     """
     samples = labelled = right = 0
     with _writer(path, classes if probabilities else 0) as write:
@@ -95,7 +95,7 @@ def write_predictions(
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that says nothing of a form, before anything is computed."""
+    """Refuse an unknown suffix before anything is computed."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"--out {path}: expected a name that ends in {', '.join(_WRITERS)}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -109,16 +109,11 @@ Write = Callable[[Prediction], None]
 def _writer(path: Path, classes: int) -> Iterator[Write]:
     """A function that adds predictions to a file, which replaces ``path`` at the end."""
     check_output(path)
-    beside = path.with_name(f".{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _WRITERS[path.suffix](beside, classes) as write:
+        with replacing(path) as beside, _WRITERS[path.suffix](beside, classes) as write:
             yield write
-        os.replace(beside, path)
     except OSError as error:
         raise ConfigError(f"--out {path}: {error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One client's model: inputs to probabilities, with its mixture weights baked in."""
+"""One client's model: inputs to probabilities, with its mixture weights built in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Mixture(nn.Module):
 
 
 def personal_module(trained: Trained, weights: Weights, hard: bool) -> Mixture:
-    """The network of one client; where it is ``hard``, its likeliest cluster alone."""
+    """The network of one client; if ``hard``, its likeliest cluster alone."""
     values = weights.values
     if hard:
         values = np.zeros_like(values)
@@ -57,7 +57,7 @@ def personal_module(trained: Trained, weights: Weights, hard: bool) -> Mixture:
 
 
 def _detached(module: nn.Module) -> nn.Module:
-    """A copy whose tensors are its own, not parts of a flat vector, and take no gradients."""
+    """A copy with separate tensors instead of views of a flat vector, without gradients."""
     own = copy.deepcopy(module).requires_grad_(False)
     for parameter in own.parameters():
         parameter.grad = None
@@ -69,12 +69,12 @@ def _detached(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Personal:
-    """A client's model to be asked: wherever it came from, a function and its shapes.
+    """A client's model from any source: a function and its shapes.
 
     Parameters
     ----------
     probabilities : float32 inputs (N, ...) to float32 probabilities (N, C)
-    platform : what runs it, for those who ask the server
+    platform : what runs it, as the server reports it
     """
 
     input_shape: tuple[int, ...]

@@ -10,47 +10,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrc_flwr.errors import ConfigError, FedRCError
+from fedrc_flwr.errors import MISUSED, ConfigError, FedRCError
 
 if TYPE_CHECKING:
-    from fedrc_flwr.inference.assign import Assignment
+    from fedrc_flwr.inference.assignment import Assignment
     from fedrc_flwr.inference.trained import Trained
     from fedrc_flwr.inference.weights import Weights
 
-MISUSED = 2
 Run = Annotated[Path, typer.Argument(help="A run's directory, or one checkpoint of it.")]
 Data = Annotated[
     Path | None, typer.Option(help="Your samples: a .npz or .csv file, or a folder of images.")
 ]
-Client = Annotated[
-    str | None, typer.Option(help="A client or observer of the run's scenario instead.")
-]
+Client = Annotated[str | None, typer.Option(help="Or a client or observer of the run's scenario.")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="What fedrc assign wrote.")]
 State = Annotated[
     Path | None,
-    typer.Option(help="The state directory of a client that trained, instead of weights."),
+    typer.Option(help="Or the state directory of a client that trained."),
 ]
 Hard = Annotated[
     bool | None,
-    typer.Option("--hard/--soft", help="The likeliest model alone, or all; default: as the run."),
+    typer.Option("--hard/--soft", help="With the likeliest model, or all; default: as the run."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Hang these commands into ``fedrc``."""
+    """Add these commands to ``fedrc``."""
     for command in (assign, predict, export, serve):
         app.command()(command)
 
 
 def assign(
     run: Run,
-    out: Annotated[Path, typer.Option(help="Where the weights go, as JSON.")],
+    out: Annotated[Path, typer.Option(help="Output file for the weights (JSON).")],
     data: Data = None,
     client: Client = None,
     device: Device = "cpu",
 ) -> None:
-    """Find a client's mixture weights from its labelled samples, and say how sure they are."""
+    """Find a client's mixture weights from its labelled samples, and say how certain they are."""
     from fedrc_flwr.inference import assign as find
     from fedrc_flwr.inference import read_labelled, scenario_client, write_weights
 
@@ -76,22 +73,22 @@ def assign(
 
 def predict(
     run: Run,
-    out: Annotated[Path, typer.Option(help="Where they go: .csv, .parquet or .npz.")],
+    out: Annotated[Path, typer.Option(help="Output file: .csv, .parquet or .npz.")],
     data: Data = None,
     client: Client = None,
     weights: WeightsFile = None,
     state: State = None,
     hard: Hard = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities/--labels", help="Probabilities too, or labels alone.")
+        bool, typer.Option("--probabilities/--labels", help="With probabilities, or labels only.")
     ] = True,
-    batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 1024,
     device: Device = "cpu",
 ) -> None:
-    """Predict labels for samples, which need not have any; with --client, for its test part."""
+    """Predict labels for unlabelled samples or, with --client, for a client's test part."""
     from fedrc_flwr.inference import in_batches, read_batches, scenario_client, write_predictions
     from fedrc_flwr.inference import predict as predicted
-    from fedrc_flwr.inference.predict import check_output
+    from fedrc_flwr.inference.prediction import check_output
 
     try:
         _either("--data", data, "--client", client)
@@ -123,7 +120,7 @@ def export(
     """Write one client's model as a single file that runs without this package."""
     from fedrc_flwr.inference import export_model
     from fedrc_flwr.inference.export import check_export
-    from fedrc_flwr.inference.predict import runs_hard
+    from fedrc_flwr.inference.prediction import runs_hard
 
     try:
         check_export(out)
@@ -140,29 +137,29 @@ def serve(
     weights: WeightsFile = None,
     state: State = None,
     hard: Hard = None,
-    name: Annotated[str, typer.Option(help="The model's name for those who ask.")] = "fedrc",
+    name: Annotated[str, typer.Option(help="The model's name in requests.")] = "fedrc",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="For gRPC; 0: any.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port; 0: any free one.")] = 8001,
     http_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="For HTTP and /metrics; unset: none.")
+        int | None, typer.Option(min=0, max=65535, help="Port for HTTP and /metrics.")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Samples the model gets at once.")] = 256,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most samples per model call.")] = 256,
     batch_delay_ms: Annotated[
-        float, typer.Option(min=0, help="How long to wait for more of them.")
+        float, typer.Option(min=0, help="How long to wait for more samples.")
     ] = 0.0,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 1024,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests in progress.")] = 1024,
     max_message_mb: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 16.0,
     grace_seconds: Annotated[
-        float, typer.Option(min=0, help="For what is under way when told to stop.")
+        float, typer.Option(min=0, help="Time to finish requests on shutdown.")
     ] = 30.0,
     device: Device = "cpu",
 ) -> None:
-    """Serve one client's model over the Open Inference Protocol (v2), until told to stop."""
+    """Serve one client's model over the Open Inference Protocol (v2), until stopped."""
     from fedrc_flwr.inference import ServeOptions, load_exported, personal
     from fedrc_flwr.inference import serve as run
-    from fedrc_flwr.inference.predict import runs_hard
+    from fedrc_flwr.inference.prediction import runs_hard
     from fedrc_flwr.inference.trained import is_checkpoint
 
     try:
@@ -172,7 +169,7 @@ def serve(
             served = personal(trained, mine, runs_hard(trained) if hard is None else hard)
         else:
             if weights is not None or state is not None or hard is not None:
-                raise ConfigError(f"{model}: an exported model has its weights baked in: give none")
+                raise ConfigError(f"{model}: an exported model has its weights built in: give none")
             served = load_exported(model)
         options = ServeOptions(
             name=name, host=host, port=port, http_port=http_port, tls_cert=tls_cert,
@@ -212,12 +209,12 @@ def _refused(error: FedRCError) -> typer.Exit:
 
 
 def _lines(found: Assignment) -> list[str]:
-    """What an assignment says, for a person."""
+    """An assignment in words."""
     pairs = zip(found.weights.clusters, found.weights.values, strict=True)
     lines = [
         "mixture weights: " + "  ".join(f"cluster {c}: {value:.4f}" for c, value in pairs),
         f"entropy {found.entropy:.3f} nats, margin {found.margin:.3f}",
-        f"with half of the samples left out: {found.agreement:.0%} come to the same cluster, "
+        f"with half of the samples left out: {found.agreement:.0%} give the same cluster, "
         f"weights move by {found.movement:.3f}",
         f"cluster {found.weights.best} is the right one with a probability of at least "
         f"{found.sureness:.2f}, from {found.samples} samples",
@@ -226,9 +223,8 @@ def _lines(found: Assignment) -> list[str]:
     ]
     if found.unseen_concept:
         lines.append(
-            "the labels mean something that this federation has not seen: do not rely on its "
-            "predictions"
+            "this federation has not seen this client's concept: do not rely on its predictions"
         )
     elif found.sureness < 0.9:
-        lines.append("more labelled samples would make this surer")
+        lines.append("more labelled samples would make this more certain")
     return lines

@@ -1,4 +1,4 @@
-"""A server for one client's model: gRPC, and HTTP beside it, until it is told to stop."""
+"""A server for one client's model: gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.inference.personal import Personal
+from fedrc_flwr.inference.personalised import Personal
 from fedrc_flwr.inference.protocol import SERVICE
 
-#: Requests that may wait to be looked at, for each one that may be under way.
+#: Requests that may wait, for each one that may be in progress.
 PENDING = 4
 
 
@@ -31,7 +31,7 @@ class ServeOptions:
     ----------
     port, http_port : 0: any that is free; None: not at all
     batch_delay : seconds to wait for more samples
-    grace : seconds that requests under way have when the server is told to stop
+    grace : seconds to finish requests in progress on shutdown
     """
 
     name: str = "fedrc"
@@ -48,7 +48,7 @@ class ServeOptions:
 
 
 def serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; what is under way then is finished.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
             where += f", HTTP on {options.host}:{web.port}"
         say(f"serving {options.name}: {where}" + (", with TLS" if credentials else ""))
         await stop.wait()
-        say("stopping: requests under way are finished")
+        say("stopping: finishing the requests in progress")
         endpoint.ready = False
         await checks.enter_graceful_shutdown()
         await asyncio.gather(rpc.stop(options.grace), *([web.stop()] if web else []))
@@ -102,9 +102,9 @@ def _grpc_server(
         options=[
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a lottery
-            # gRPC cancels requests that wait for Python without a word, from 1000 of them or 30
-            # seconds on. The endpoint's own limit tells its reason, and clients have deadlines.
+            ("grpc.so_reuseport", 0),  # a second server on the same port is an error
+            # gRPC silently cancels requests that wait for Python once there are 1000 of them, or
+            # after 30 seconds. The endpoint has its own limit, which tells the client why.
             ("grpc.server.max_pending_requests", PENDING * options.max_requests),
             ("grpc.server.max_pending_requests_hard_limit", PENDING * options.max_requests),
             ("grpc.server_max_unrequested_time_in_server", 3600),
@@ -172,7 +172,7 @@ class _HttpServer:
 
 
 def _credentials(options: ServeOptions) -> Any:
-    """What the gRPC server shows of itself, checked before it starts; None without TLS."""
+    """The gRPC server's TLS credentials, checked before it starts; None without TLS."""
     files = {"--tls-cert": options.tls_cert, "--tls-key": options.tls_key}
     given = [name for name, path in files.items() if path is not None]
     if not given:

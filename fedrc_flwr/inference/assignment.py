@@ -1,4 +1,4 @@
-"""Which clusters a client belongs to, from its labelled samples, and how sure that is."""
+"""Which clusters a client belongs to, from its labelled samples, and how certain that is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedrc_flwr.inference.trained import Trained
 from fedrc_flwr.inference.weights import Weights
 from fedrc_flwr.training import losses_of
 
-HALVES = 100  # random halves on which the answer is found anew
-#: Share of unfamiliar samples from which on the client's concept counts as one not seen.
+HALVES = 100  # random halves on which the weights are found again
+#: From this fraction of unfamiliar samples on, the client's concept counts as unseen.
 UNSEEN = 0.25
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A client's mixture weights and what can be said of them.
+    """A client's mixture weights and how reliable they are.
 
     Parameters
     ----------
@@ -47,12 +47,12 @@ class Assignment:
 
     @property
     def unfamiliar_share(self) -> float:
-        """The part of the samples that disagree with every cluster."""
+        """Fraction of the samples that disagree with every cluster."""
         return len(self.unfamiliar) / self.samples
 
     @property
     def unseen_concept(self) -> bool:
-        """Whether so many samples disagree that no cluster means what this client means."""
+        """Whether so many samples disagree that no cluster has this client's concept."""
         return self.unfamiliar_share >= UNSEEN
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def assign(trained: Trained, samples: Split, seed: int = 0) -> Assignment:
 
     Sureness is ``(F * agreement + 1) / (N + K)``, with F of the N samples familiar to a cluster:
     the share of random halves that come to the same answer, pulled down as if each of K clusters
-    had one vote more and unfamiliar samples had voted for none. Halves err more often than the
-    whole does, so that this is a lower estimate.
+    had one vote more and unfamiliar samples had voted for none. Halves are wrong more often than
+    the whole, so this is a lower estimate.
     """
     if not len(samples):
-        raise DataError("no labelled samples: expected one or more to find the weights by")
+        raise DataError("no labelled samples: expected at least one")
     log_probs = trained.log_probabilities(samples.inputs)
     labels = torch.from_numpy(samples.labels).to(log_probs.device)
     losses = losses_of(log_probs, labels)
@@ -114,7 +114,7 @@ def _on_halves(
     if clusters == 1:
         return 1.0, 0.0
     if samples == 1:
-        return 1 / clusters, 1.0  # nothing can be left out: nothing is known
+        return 1 / clusters, 1.0  # one sample cannot be halved
     rng = np.random.default_rng([seed, samples, 0xA551])
     found = []
     for _ in range(HALVES):

@@ -1,0 +1,176 @@
+"""The server's half of an algorithm: initial models, broadcasts, and aggregation of replies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedrc_flwr import adaptive, privacy
+from fedrc_flwr.adaptive import AdaptiveSettings
+from fedrc_flwr.aggregation import BODY, ServerSettings, UpdateSums, apply_updates
+from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply, RoundReport, RoundResult
+from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.layout import Vector, count_parameters, to_vector
+from fedrc_flwr.models import SplitModel
+from fedrc_flwr.privacy import PrivacySettings
+from fedrc_flwr.sgd import LocalSettings
+from fedrc_flwr.state import Membership, ServerState
+
+
+class ServerHalf:
+    """What the server does, and the facts about an algorithm that both sides need."""
+
+    name: ClassVar[str]
+    #: Its name in tables.
+    title: ClassVar[str]
+    Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
+    #: Whether its clients predict with a network of their own.
+    is_personal: ClassVar[bool] = False
+    #: Whether a client that sends no update of a cluster counts as an update of zero.
+    absent_is_zero: ClassVar[bool] = True
+
+    settings: AlgorithmSettings
+
+    def __init__(
+        self,
+        settings: AlgorithmSettings,
+        local: LocalSettings,
+        server: ServerSettings,
+        privacy: PrivacySettings,
+    ) -> None:
+        self.settings = settings
+        self.local = local
+        self.server = server
+        self.privacy = privacy
+        local.check_clusters(settings.models())
+        self.local_settings(1)  # refuses settings that contradict each other
+
+    @classmethod
+    def server_settings(cls, configured: ServerSettings) -> ServerSettings:
+        """The server's settings that are used and recorded."""
+        return configured
+
+    @property
+    def models(self) -> int:
+        """How many models the server starts with."""
+        return self.settings.models()
+
+    @property
+    def shared_body(self) -> bool:
+        """Whether the clusters share their feature extractor."""
+        return self.settings.one_body()
+
+    @property
+    def hard(self) -> bool:
+        """Whether a client predicts with its likeliest cluster alone."""
+        return self.settings.mode() != "soft"
+
+    @property
+    def adaptation(self) -> AdaptiveSettings | None:
+        """When clusters are removed and merged; None: never."""
+        return None
+
+    @property
+    def sends_losses(self) -> bool:
+        """Whether clients send a loss table with the label counts."""
+        return self.adaptation is not None and self.adaptation.needs_losses()
+
+    def local_settings(self, samples: int) -> LocalSettings:
+        """How a client of this size trains."""
+        return self.local.for_samples(samples)
+
+    def phase(self, round_number: int) -> Phase:
+        """What kind of E-step a round has."""
+        return Phase()
+
+    def epsilon(self, state: ServerState) -> float | None:
+        """The largest epsilon that any client has spent; None if none can be claimed."""
+        spent = [(r.samples, r.noise, r.releases) for r in state.reported().values()]
+        return privacy.largest_epsilon(spent, self.privacy)
+
+    def initial_state(self, models: list[SplitModel]) -> ServerState:
+        """K models with different initial values, nobody enrolled."""
+        clusters = tuple(range(len(models)))
+        shared = self.shared_body
+        units = [model.head if shared else model for model in models]
+        drawn = [to_vector(unit) for unit in units]
+        return ServerState(
+            round=0,
+            membership=Membership(clusters),
+            models=dict(zip(clusters, self._spread(drawn), strict=True)),
+            body=to_vector(models[0].body) if shared else None,
+            clients={},
+            parameters=count_parameters(units[0]),
+            body_parameters=count_parameters(models[0].body) if shared else 0,
+        )
+
+    def _spread(self, drawn: list[Vector]) -> list[Vector]:
+        """Initial values at the configured distance from each other.
+
+        Independently drawn networks divide samples at random, and the first E-steps follow that
+        division. From nearly equal values they separate by what the clients disagree about.
+        """
+        spread = np.float32(self.settings.spread())
+        if spread == 1:
+            return drawn
+        first = drawn[0]
+        return [first + spread * (vector - first) for vector in drawn]
+
+    def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
+        """The message of a round."""
+        return Broadcast(
+            round=round_number,
+            membership=state.membership,
+            models=[state.models[c] for c in state.clusters],
+            body=state.body,
+            parameters=state.parameters,
+            body_parameters=state.body_parameters,
+            label_prior=state.label_prior(classes),
+            phase=self.phase(round_number),
+        )
+
+    def assigned(self, state: ServerState, name: str) -> int:
+        """Id of the cluster that the server assigns to a client; -1: the client chooses."""
+        return -1
+
+    def begin_round(self) -> RoundResult:
+        """An empty sum for the round's replies."""
+        return RoundResult(UpdateSums(self.absent_is_zero))
+
+    def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
+        """Fold one client's reply into the round's sums."""
+        deltas = {
+            BODY if k == BODY else state.clusters[k]: delta for k, delta in reply.deltas.items()
+        }
+        result.sums.add(deltas, reply.samples)
+        record = state.clients[name]
+        released = (reply.noise > 0) * (1 if reply.cross_losses is None else 2)
+        result.records[name] = replace(
+            record,
+            samples=reply.samples,
+            label_counts=reply.label_counts,
+            cross_losses=reply.cross_losses,
+            noise=reply.noise,
+            # A client that lost its state counts from zero; what it released before still counts.
+            releases=max(reply.releases, record.releases + released),
+            loss=reply.metrics["loss"],
+        )
+        result.metrics[name] = reply.metrics
+
+    def end_round(
+        self, state: ServerState, result: RoundResult, round_number: int
+    ) -> tuple[ServerState, RoundReport]:
+        """The next state: models moved, counts remembered, clusters removed or merged."""
+        after = apply_updates(state, result.sums.means(), self.server)
+        after = replace(after, round=round_number, clients={**state.clients, **result.records})
+        names = sorted(result.records)
+        moved = adaptive.movement(state, after, names)
+        if self.adaptation is None:
+            return after, RoundReport(moved.moved)
+        learnt = adaptive.learning(state, after, names)
+        annealed = self.phase(round_number).annealed
+        after = adaptive.count_quiet_rounds(after, moved, learnt, annealed, self.adaptation)
+        after, adaptation = adaptive.adapt(after, moved, self.adaptation)
+        return after, RoundReport(moved.moved, adaptation)

@@ -1,0 +1,179 @@
+"""A client's side of a run on any engine: its networks, its state, its tasks."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.messages import Broadcast, Reply
+from fedrc_flwr.algorithms.step import ClientRuntime
+from fedrc_flwr.bank import ModelBank
+from fedrc_flwr.checkpoint import (
+    KEPT_STATES,
+    count_releases,
+    load_client_state,
+    save_client_state,
+)
+from fedrc_flwr.config import RunConfig, build_algorithm
+from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.models import build_model
+from fedrc_flwr.state import ClientState
+
+log = logging.getLogger("flwr")
+
+
+class States(Protocol):
+    """Where a client keeps its last few states."""
+
+    def load(self, before_round: int) -> ClientState | None:
+        """The newest state from before a round, skipping any that is not finite."""
+
+    def releases(self) -> int:
+        """How many noisy statistics have been sent, according to all kept states."""
+
+    def save(self, state: ClientState) -> None:
+        """Keep this state and a few earlier ones; delete those of later rounds."""
+
+
+class DiskStates:
+    """States as files in the client's own directory.
+
+    ``durable`` states survive a power failure, at the cost of waiting for the disk.
+    """
+
+    def __init__(self, directory: Path, keep: int = KEPT_STATES, durable: bool = True) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._durable = durable
+
+    def load(self, before_round: int) -> ClientState | None:
+        """The newest state from before a round, skipping any that is not finite."""
+        return load_client_state(self._directory, before_round, lambda text: log.warning(text))
+
+    def releases(self) -> int:
+        """How many noisy statistics have been sent, according to all kept states."""
+        return count_releases(self._directory)
+
+    def save(self, state: ClientState) -> None:
+        """Keep this state and a few earlier ones; delete those of later rounds."""
+        save_client_state(self._directory, state, self._keep, self._durable)
+
+
+class MemoryStates:
+    """States in memory, which are lost when the process ends."""
+
+    def __init__(self, keep: int = KEPT_STATES) -> None:
+        self._states: dict[int, ClientState] = {}
+        self._releases = 0
+        self._keep = keep
+
+    def load(self, before_round: int) -> ClientState | None:
+        """The newest state from before a round."""
+        earlier = [number for number in self._states if number < before_round]
+        return self._states[max(earlier)] if earlier else None
+
+    def releases(self) -> int:
+        """How many noisy statistics have been sent."""
+        return self._releases
+
+    def save(self, state: ClientState) -> None:
+        """Keep this state and a few earlier ones; delete those of later rounds."""
+        self._releases = max(self._releases, state.releases)
+        kept = {n: s for n, s in self._states.items() if n < state.round} | {state.round: state}
+        self._states = dict(sorted(kept.items())[-self._keep :])
+
+
+def state_folder(parent: Path, run: str, client: str) -> Path:
+    """The directory of a client's states, whatever the names are."""
+    return parent / _folder_name(run) / _folder_name(client)
+
+
+def _folder_name(name: str) -> str:
+    """One folder's name, whatever the text: quoting alone leaves `..` as it is."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
+
+
+@lru_cache(maxsize=2)
+def build_bank(config: RunConfig, device: torch.device) -> ModelBank:
+    """The networks of a process, built once; their values come with each broadcast."""
+    scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
+    settings = config.model
+    models = [
+        build_model(settings, scenario.input_shape, scenario.classes, seed=0, weights=False)
+        for _ in range(algorithm.models)
+    ]
+    return ModelBank(models, device, algorithm.shared_body, settings.reduced_precision())
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One client of a run.
+
+    Parameters
+    ----------
+    noise : standard deviation of the noise that it adds to its statistics
+    """
+
+    algorithm: ClusteredAlgorithm
+    data: ClientData
+    bank: ModelBank
+    states: States
+    noise: float
+    seed: int
+
+    def enrolment(self) -> Enrolment:
+        """How the client introduces itself."""
+        data = self.data
+        return Enrolment(
+            data.name, data.role, len(data.fit), data.classes, data.truth.concept, data.truth.style
+        )
+
+    def train(self, broadcast: Broadcast, received: float) -> tuple[Reply, ClientState]:
+        """One round of training, and the state to save once the reply is on its way.
+
+        ``received`` is when the work on the message began, in seconds since the epoch.
+        """
+        state = self.states.load(before_round=broadcast.round)
+        fresh = state is None
+        if state is None:
+            log.info("%s: no earlier state, starting from uniform weights", self.data.name)
+            state = ClientState.start(broadcast.membership.clusters)
+        # Everything that was sent counts, even if the round is repeated or its state cannot be
+        # used.
+        state = replace(state, releases=max(state.releases, self.states.releases()))
+        ready = time.time()
+        reply, state = self.algorithm.train(broadcast, state, self.runtime(broadcast.round))
+        reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
+        reply.metrics["ready_seconds"] = ready - received
+        reply.metrics["seconds"] = time.time() - received
+        return reply, state
+
+    def evaluate(self, broadcast: Broadcast) -> dict[str, float]:
+        """Accuracy of the broadcast models on this client's test part."""
+        state = self.states.load(before_round=broadcast.round + 1)
+        return self.algorithm.evaluate(broadcast, state, self.runtime(broadcast.round))
+
+    def runtime(self, round_number: int) -> ClientRuntime:
+        """The client in one round; its batches follow from seed, round and name alone."""
+        data = self.data
+        return ClientRuntime(
+            name=data.name,
+            role=data.role,
+            bank=self.bank,
+            fit=data.fit,
+            test=data.test,
+            classes=data.classes,
+            noise=self.noise,
+            rng=np.random.default_rng([self.seed, round_number, zlib.crc32(data.name.encode())]),
+        )

@@ -1,0 +1,161 @@
+"""A whole federation in one process, without Flower: the library's two halves in a plain loop.
+
+Results are those of a simulation to within floating-point noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedrc_flwr.algorithms.messages import Broadcast, Reply
+from fedrc_flwr.bank import choose_device
+from fedrc_flwr.config import RunConfig, build_algorithm
+from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.engine.client import (
+    DiskStates,
+    MemoryStates,
+    Participant,
+    States,
+    build_bank,
+    state_folder,
+)
+from fedrc_flwr.engine.rounds import Enrolment, Rounds
+from fedrc_flwr.engine.run import Event, Run, initial_models
+from fedrc_flwr.errors import FedRCError
+
+#: Numbers of a network below which one thread is faster than several.
+SMALL_NETWORK = 1_000_000
+
+
+class InProcess:
+    """Brings broadcasts to clients in this process."""
+
+    def __init__(self, participants: Iterable[Participant], rounds: Rounds) -> None:
+        self.participants = {p.data.name: p for p in participants}
+        self._rounds = rounds
+        self._half = rounds.settings.exchange().half
+        self._new = [p.enrolment() for p in self.participants.values()]
+        self._down = self._up = 0
+
+    def refresh(self) -> list[Enrolment]:
+        """All clients are there from the start."""
+        newcomers, self._new = self._new, []
+        return newcomers
+
+    def online(self, role: str) -> list[str]:
+        """Names of the clients with a role, sorted."""
+        return sorted(n for n, p in self.participants.items() if p.data.role == role)
+
+    def train(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Reply]]:
+        """Train one client after the other."""
+        broadcast = self._received(broadcast)
+        for name in names:
+            participant = self.participants[name]
+            self._down += broadcast.nbytes() // (2 if self._half else 1)
+            try:
+                reply, state = participant.train(self._addressed(broadcast, name), time.time())
+            except FedRCError as error:
+                self._failed(name, error)
+                continue
+            self._up += reply.nbytes() // (2 if self._half else 1)
+            yield name, self._rounded(reply, broadcast)
+            participant.states.save(state)
+
+    def evaluate(
+        self, names: list[str], broadcast: Broadcast
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        """Evaluate one client after the other."""
+        broadcast = self._received(broadcast)
+        for name in names:
+            self._down += broadcast.nbytes() // (2 if self._half else 1)
+            try:
+                yield name, self.participants[name].evaluate(self._addressed(broadcast, name))
+            except FedRCError as error:
+                self._failed(name, error)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of the arrays that would have travelled since the last call."""
+        down, up, self._down, self._up = self._down, self._up, 0, 0
+        return down, up
+
+    def _addressed(self, broadcast: Broadcast, name: str) -> Broadcast:
+        assigned = self._rounds.algorithm.assigned(self._rounds.state, name)
+        return replace(broadcast, assigned=assigned)
+
+    def _received(self, broadcast: Broadcast) -> Broadcast:
+        """What clients would receive: rounded where networks travel in half precision."""
+        if not self._half:
+            return broadcast
+        from fedrc_flwr import wire
+
+        return wire.decode_broadcast(wire.encode_broadcast(broadcast, "", half=True), "")
+
+    def _rounded(self, reply: Reply, broadcast: Broadcast) -> Reply:
+        """What the server would receive."""
+        if not self._half:
+            return reply
+        from fedrc_flwr import wire
+
+        content = wire.encode_reply(reply, broadcast, half=True)
+        rounds = self._rounds
+        return wire.decode_reply(content, broadcast, rounds.classes, rounds.algorithm.sends_losses)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._rounds.fail(name, f"{type(error).__name__}: {error}")
+
+
+def participants(
+    config: RunConfig, states: Callable[[str], States], clients: Iterable[ClientData] = ()
+) -> Iterator[Participant]:
+    """The clients of a configuration's scenario, or those given instead of them."""
+    scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
+    bank = build_bank(config, choose_device(config.run.device_of(None)))
+    chosen = list(clients) or [scenario.client(index) for index in range(len(scenario))]
+    for data in chosen:
+        noise = config.privacy.noise_of(None)
+        yield Participant(algorithm, data, bank, states(data.name), noise, config.seed)
+
+
+def in_memory(config: RunConfig, clients: Iterable[ClientData] = ()) -> tuple[Rounds, InProcess]:
+    """The rounds of a federation and its clients, to be stepped by hand; nothing is written."""
+    scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
+    state = algorithm.initial_state(initial_models(config, algorithm.models))
+    rounds = Rounds(algorithm, state, scenario.classes, config.federation, config.seed)
+    carrier = InProcess(participants(config, lambda name: MemoryStates(), clients), rounds)
+    rounds.enrol(carrier.refresh())
+    return rounds, carrier
+
+
+def run_in_process(
+    config: RunConfig, directory: Path, on_event: Callable[[Event], None] = lambda event: None
+) -> Event:
+    """Run a configuration with its results in ``directory`` and return the summary."""
+    run = Run(config, directory)
+    keep = run.outputs.settings.states_to_keep()
+    folder = directory / "clients"
+
+    def states(name: str) -> States:
+        # All clients are lost together with the server: its own checkpoint is what must last.
+        return DiskStates(state_folder(folder, directory.name, name), keep, durable=False)
+
+    carrier = InProcess(participants(config, states), run.rounds)
+    with _threads(run.rounds):
+        return run.go(carrier, lambda: run.rounds.enrol(carrier.refresh()), on_event)
+
+
+@contextmanager
+def _threads(rounds: Rounds) -> Iterator[None]:
+    """One thread for a small network: several would mostly wait for one another."""
+    before = torch.get_num_threads()
+    if max(len(vector) for vector in rounds.state.models.values()) < SMALL_NETWORK:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

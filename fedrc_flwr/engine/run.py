@@ -1,0 +1,94 @@
+"""One run from its configuration to its summary, on any engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedrc_flwr.config import RunConfig, build_algorithm
+from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.engine.outputs import Network, Outputs
+from fedrc_flwr.engine.rounds import Carrier, Rounds
+from fedrc_flwr.errors import FedRCError
+from fedrc_flwr.layout import fingerprint
+from fedrc_flwr.models import SplitModel, build_model
+
+log = logging.getLogger("flwr")
+Event = dict[str, Any]
+
+
+def initial_models(config: RunConfig, count: int) -> list[SplitModel]:
+    """The networks that a run starts from, each drawn from the seed and its number."""
+    scenario = scenario_of(config.data, config.seed)
+    return [
+        build_model(
+            config.model, scenario.input_shape, scenario.classes, seed=config.seed * 1_000 + k
+        )
+        for k in range(count)
+    ]
+
+
+class Run:
+    """Enrols clients, trains, evaluates, and writes the summary whatever happens."""
+
+    def __init__(self, config: RunConfig, directory: Path) -> None:
+        self.config = config
+        self.scenario = scenario_of(config.data, config.seed)
+        self.algorithm = algorithm = build_algorithm(config)
+        shape, classes = self.scenario.input_shape, self.scenario.classes
+        models = initial_models(config, algorithm.models)
+        self.layout = fingerprint(models[0], algorithm.shared_body)
+        self.outputs = Outputs(
+            directory, config.to_dict(), config.run, Network(shape, classes, self.layout)
+        )
+        state = algorithm.initial_state(models)
+        if config.run.continues():
+            state = self.outputs.resumed()
+        self.rounds = Rounds(algorithm, state, classes, config.federation, config.seed)
+
+    def go(
+        self,
+        carrier: Carrier,
+        enrol: Callable[[], None],
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> Event:
+        """Run all rounds that are left and return the summary.
+
+        Parameters
+        ----------
+        carrier : what brings messages to the clients
+        enrol : waits until enough clients have enrolled
+        on_event : called with each line of the metrics
+        """
+        config, rounds = self.config, self.rounds
+        self.outputs.start(rounds.state.round + 1)
+        log.info(
+            "%s on %s: %s clusters, rounds %s to %s", config.algorithm, config.scenario,
+            len(rounds.state.clusters), rounds.state.round + 1, config.rounds,
+        )  # fmt: skip
+        every = config.run.evaluation_interval()
+        try:
+            enrol()
+            rounds.run(
+                carrier,
+                config.rounds,
+                every,
+                lambda state, metrics: on_event(self.outputs.round_done(state, metrics)),
+            )
+        except FedRCError as error:
+            log.error("%s", error)
+            self._finish("failed", str(error))
+            raise
+        except KeyboardInterrupt:
+            self._finish("stopped", "stopped by the user")
+            raise
+        except Exception as error:
+            self._finish("failed", f"{type(error).__name__}: {error}")
+            raise
+        return self._finish("completed")
+
+    def _finish(self, status: str, reason: str = "") -> Event:
+        state = self.rounds.state
+        return self.outputs.finish(state, status, self.algorithm.epsilon(state), reason)

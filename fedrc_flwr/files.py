@@ -1,0 +1,36 @@
+"""Replacing a file in one piece: a reader sees the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+    """A path to write to, which replaces ``path`` when the block ends and is removed if it fails.
+
+    With ``durable``, the content is on the disk before anything is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield beside
+        if durable:
+            _flush(beside)
+        os.replace(beside, path)
+        if durable:
+            _flush(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or a directory is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
