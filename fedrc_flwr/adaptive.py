@@ -113,7 +113,7 @@ def _noisy_movement(
     records: list[ClientRecord], previous: list[ClientRecord | None], samples: Floats
 ) -> Movement:
     new = np.array([_masses(record) for record in records])
-    # Clipping makes the counts smaller than the number of samples, by about the same for all.
+    # Clipping makes the counts smaller than the number of samples; their sum says by how much.
     sizes = samples * max(new.sum(), 1.0) / samples.sum()
     old, variance = np.empty_like(new), np.empty(len(new))
     for i, (record, earlier) in enumerate(zip(records, previous, strict=True)):
@@ -162,12 +162,13 @@ def count_quiet_rounds(
 
 
 def adapt(
-    state: ServerState, moved: Movement, settings: AdaptiveSettings
+    state: ServerState, moved: Movement, settings: AdaptiveSettings, uneven: bool = False
 ) -> tuple[ServerState, Adaptation]:
     """Check and remove (the paper's Algorithm 2), then merge, once the weights have settled.
 
     If noise on the statistics hides the answer, nothing is removed or merged, and the result says
-    what is undecided.
+    what is undecided. ``uneven`` says that clipping may have scaled noisy counts differently from
+    client to client, so that they do not tell a cluster's share.
     """
     if not (settings.adaptive or settings.merge):
         return state, Adaptation()
@@ -178,7 +179,9 @@ def adapt(
     removed: tuple[int, ...] = ()
     merged: list[tuple[int, int]] = []
     undecided: list[str] = []
-    if settings.adaptive:
+    if settings.adaptive and uneven and state.count_error() > 0:
+        undecided.append("the shares of the clusters, because statistics are clipped")
+    elif settings.adaptive:
         state, removed = remove_small(state, settings.remove_below)
         undecided += _undecided_shares(state, settings.remove_below)
     if settings.merge:

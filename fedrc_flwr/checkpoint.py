@@ -216,6 +216,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "samples": record.samples,
                 "noise": record.noise,
                 "releases": record.releases,
+                "spent": record.spent,
                 "concept": record.concept,
                 "style": record.style,
                 "cluster": record.cluster,

@@ -217,6 +217,7 @@ def squared_movement(
     Noise adds a known amount to a squared distance on average. That amount is subtracted from the
     sum over all clients. Negative values of single clients are kept, because otherwise the noise
     would not average out. The estimate may be negative.
+    The standard error is that of clients that do not move.
 
     Parameters
     ----------

@@ -46,6 +46,19 @@ class PrivacySettings:
         share = self.count_clip
         return math.sqrt(parts) * share * samples if share > 0 else math.inf
 
+    def clips_unevenly(self) -> bool:
+        """Whether clipping may scale some clients' counts down and leave others as they are."""
+        return 0 < self.count_clip < 1
+
+    def cost(self, samples: int, noise: float, releases: int) -> float:
+        """What releases of a client cost: mu^2, which adds up over releases of any kind.
+
+        Infinite if there is no noise or no clipping, because nothing is bounded then.
+        """
+        if noise <= 0 or self.count_clip == 0:
+            return math.inf
+        return gaussian_mu(releases, self.sensitivity(samples), noise) ** 2
+
     def noise_of(self, own: float | None) -> float:
         """A client's noise: its own setting, if it has one."""
         return self.count_noise if own is None else own
@@ -82,20 +95,16 @@ def gaussian_mu(releases: int, norm: float, noise: float) -> float:
     return math.inf if noise <= 0 else math.sqrt(releases) * norm / noise
 
 
-def largest_epsilon(
-    spent: Iterable[tuple[int, float, int]], settings: PrivacySettings
-) -> float | None:
-    """The largest epsilon over clients, each given as its samples, noise and releases.
+def largest_epsilon(spent: Iterable[float], settings: PrivacySettings) -> float | None:
+    """The largest epsilon over clients, each given as the sum of what its releases cost.
 
-    None if a client adds no noise, or without clipping: then no epsilon is claimed.
+    None if nobody has released anything, or if for any client no bound can be claimed: one of its
+    reports had no noise, or was not clipped.
     """
-    clients = list(spent)
-    if not clients or settings.count_clip == 0 or any(noise <= 0 for _, noise, _ in clients):
+    costs = list(spent)
+    if not costs or math.inf in costs:
         return None
-    return max(
-        epsilon_spent(gaussian_mu(releases, settings.sensitivity(samples), noise), settings.delta)
-        for samples, noise, releases in clients
-    )
+    return epsilon_spent(math.sqrt(max(costs)), settings.delta)
 
 
 def epsilon_spent(mu: float, delta: float) -> float:

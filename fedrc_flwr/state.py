@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrc_flwr import em
 from fedrc_flwr.em import AdamMoments, Floats
@@ -115,6 +116,8 @@ class ClientRecord:
     label_counts : (K, C), the latest report, or None before the first
     cross_losses : (K, K), the latest sums of responsibility times loss, or None; only differences
         within a row matter
+    spent : what its releases cost so far, see ``PrivacySettings.cost``; infinite if one of its
+        reports had no noise or no bound
     loss : the latest mean loss of its mixture, or None before the first report
     """
 
@@ -124,6 +127,7 @@ class ClientRecord:
     cross_losses: Floats | None = None
     noise: float = 0.0
     releases: int = 0
+    spent: float = 0.0
     concept: int = -1
     style: str = ""
     cluster: int = -1
@@ -223,15 +227,24 @@ class ServerState:
             return error / total
         return math.inf if error > 0 else 0.0
 
+    def _usual_shares(self, mapping: NDArray[np.int64], alive: int) -> Floats:
+        """Each living cluster's share of a label over all clients, (K, C)."""
+        counts = [r.label_counts for r in self.clients.values() if r.label_counts is not None]
+        kept = em.regroup(np.sum(counts, axis=0), mapping, alive, 0)
+        return em.renormalise(np.maximum(kept, 0.0), axis=0)
+
     def moved_to(self, membership: Membership) -> ServerState:
         """The same state with clusters removed or merged; the clients' counts keep their labels.
 
         The counts of a removed cluster go to the others label by label, as if all of a client's
         samples of one label had the same responsibilities. This is an approximation until the
-        client's next report, because the server does not know single samples.
+        client's next report, because the server does not know single samples. Noisy counts are
+        distributed as the federation's are on the whole: nothing is cut off client by client. A
+        noisy loss table is dropped, since the error of what it would become is not known.
         """
         mapping, alive = membership.mapping_from(self.clusters), len(membership.clusters)
         columns = [self.clusters.index(c) for c in membership.clusters]
+        gone = mapping < 0
         clients = dict(self.clients)
         before, after = np.zeros(alive), np.zeros(alive)
         for name, record in self.reported().items():
@@ -239,13 +252,17 @@ class ServerState:
             if counts is None:
                 continue
             totals = np.maximum(counts.sum(axis=0, keepdims=True), 0.0)
+            released = counts[gone].sum(axis=0, keepdims=True)
             counts = em.regroup(counts, mapping, alive, 0)
             before += counts.sum(axis=1)
-            if (mapping < 0).any():
+            if gone.any() and record.noise > 0:
+                counts = counts + self._usual_shares(mapping, alive) * released
+            elif gone.any():
                 counts = em.renormalise(np.maximum(counts, 0.0), axis=0, total=totals)
             after += counts.sum(axis=1)
             if table is not None:
-                table = em.regroup(table, mapping, alive, 0)[:, columns]
+                noisy = record.noise > 0
+                table = None if noisy else em.regroup(table, mapping, alive, 0)[:, columns]
             clients[name] = replace(record, label_counts=counts, cross_losses=table)
         # Samples from a removed cluster come without losses: the sums are scaled with the masses,
         # so that the mean losses do not change.

@@ -431,6 +431,36 @@ def test_merging_allows_for_the_noise_on_the_loss_table(noise, merged, undecided
     assert adaptation == Adaptation(merged=merged, undecided=undecided)
 
 
+def test_noisy_loss_tables_decide_one_merge_and_then_wait_for_new_ones():
+    # Prepare: three clusters that serve each other's samples equally well
+    table = np.full((3, 3), 1.0) - np.eye(3)
+    state = server([np.full((3, 2), 500.0)] * 4, [table] * 4, quiet_rounds=2)
+    noisy = {name: replace(r, noise=1.0) for name, r in state.clients.items()}
+
+    # Execute
+    after, adaptation = adaptive.adapt(
+        replace(state, clients=noisy), STILL, configure(adaptive=False)
+    )
+
+    # Assert: what the merged rows' error would be is not known
+    assert len(adaptation.merged) == 1
+    assert all(record.cross_losses is None for record in after.clients.values())
+
+
+def test_unevenly_clipped_counts_remove_nobody():
+    # Prepare: 3 % of what was sent, which clipping may have made of more
+    state = server([[[97, 0], [3, 0]]], quiet_rounds=2)
+    noisy = {name: replace(r, noise=0.01) for name, r in state.clients.items()}
+    state = replace(state, clients=noisy)
+
+    # Execute
+    after, adaptation = adaptive.adapt(state, STILL, configure(merge=False), uneven=True)
+
+    # Assert
+    assert after is state
+    assert "because statistics are clipped" in adaptation.undecided
+
+
 def test_a_cluster_that_noise_hides_is_merged_with_nobody():
     # Prepare: masses of 400, hidden by a noise of 2 * 150 * sqrt(4 clients * 2 labels)
     state = noisy_tables(150.0)

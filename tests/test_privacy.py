@@ -198,16 +198,29 @@ def test_epsilon_grows_with_mu_and_falls_with_delta(mu, factor, delta):
 # --- the federation's epsilon --------------------------------------------------------------------
 
 
-def test_the_largest_epsilon_is_that_of_the_client_with_the_largest_mu():
+def test_the_largest_epsilon_is_that_of_the_client_that_spent_most():
     # Prepare: clipped to half of the samples: sqrt(4) * 20 / 10 = 4, 15 / 5 = 3, nothing sent
-    clients = [(40, 10.0, 4), (30, 5.0, 1), (1000, 1.0, 0)]
     settings = PrivacySettings(count_clip=0.5, delta=1e-3)
+    spent = [settings.cost(40, 10.0, 4), settings.cost(30, 5.0, 1), settings.cost(1000, 1.0, 0)]
 
     # Execute
-    epsilon = privacy.largest_epsilon(clients, settings)
+    epsilon = privacy.largest_epsilon(spent, settings)
 
     # Assert
+    assert spent == pytest.approx([16.0, 9.0, 0.0])
     assert delta_by_integration(epsilon, 4.0) == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_releases_of_different_noise_add_up():
+    # Prepare: mu of 3 and of 4 compose to 5
+    settings = PrivacySettings(delta=1e-3)
+    spent = settings.cost(30, 10.0, 1) + settings.cost(40, 10.0, 1)
+
+    # Execute
+    epsilon = privacy.largest_epsilon([spent], settings)
+
+    # Assert
+    assert delta_by_integration(epsilon, 5.0) == pytest.approx(1e-3, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -216,4 +229,8 @@ def test_the_largest_epsilon_is_that_of_the_client_with_the_largest_mu():
     ids=["nobody", "a-client-without-noise", "no-clipping"],
 )
 def test_no_epsilon_is_claimed_where_nothing_bounds_it(clients, clip):
-    assert privacy.largest_epsilon(clients, PrivacySettings(count_clip=clip)) is None
+    settings = PrivacySettings(count_clip=clip)
+
+    spent = [settings.cost(*client) for client in clients]
+
+    assert privacy.largest_epsilon(spent, settings) is None

@@ -364,3 +364,21 @@ def test_client_and_server_agree_on_the_weights_after_a_change_of_clusters(merge
     # Assert
     seen = state.clients["client-0"].mixture_weights()
     np.testing.assert_allclose(seen, client.mixture_weights, atol=1e-12)
+
+
+def test_removing_a_cluster_distributes_noisy_counts_without_cutting_any_off():
+    # Prepare: two labels, three clusters; the third goes. Over both clients, label 0 is 30 to 10
+    # in the clusters that stay, label 1 is 5 to 15
+    counts = [[[20, 6], [-2, 5], [4, 1]], [[10, -1], [12, 10], [-8, 3]]]
+    state = server(counts)
+    noisy = {name: replace(r, noise=2.0) for name, r in state.clients.items()}
+    state = replace(state, clients=noisy)
+
+    # Execute
+    after = state.moved_to(Membership((0, 1)))
+
+    # Assert: 3/4 and 1/4 of 4 and -8 samples of label 0; 1/4 and 3/4 of 1 and 3 of label 1
+    first, second = (after.clients[f"client-{i}"].label_counts for i in range(2))
+    np.testing.assert_allclose(first, [[23, 6.25], [-1, 5.75]], atol=1e-12)
+    np.testing.assert_allclose(second, [[4, -0.25], [10, 12.25]], atol=1e-12)
+    assert after.masses()[0].sum() == pytest.approx(state.masses()[0].sum())

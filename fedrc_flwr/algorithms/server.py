@@ -87,7 +87,7 @@ class ServerHalf:
 
     def epsilon(self, state: ServerState) -> float | None:
         """The largest epsilon that any client has spent; None if none can be claimed."""
-        spent = [(r.samples, r.noise, r.releases) for r in state.reported().values()]
+        spent = [record.spent for record in state.reported().values()]
         return privacy.largest_epsilon(spent, self.privacy)
 
     def initial_state(self, models: list[SplitModel]) -> ServerState:
@@ -147,14 +147,17 @@ class ServerHalf:
         result.sums.add(deltas, reply.samples)
         record = state.clients[name]
         released = (reply.noise > 0) * (1 if reply.cross_losses is None else 2)
+        # A client that lost its state counts from zero; what it released before still counts.
+        releases = max(reply.releases, record.releases + released)
+        cost = self.privacy.cost(reply.samples, reply.noise, releases - record.releases)
         result.records[name] = replace(
             record,
             samples=reply.samples,
             label_counts=reply.label_counts,
             cross_losses=reply.cross_losses,
             noise=reply.noise,
-            # A client that lost its state counts from zero; what it released before still counts.
-            releases=max(reply.releases, record.releases + released),
+            releases=releases,
+            spent=record.spent + cost,
             loss=reply.metrics["loss"],
         )
         result.metrics[name] = reply.metrics
@@ -172,5 +175,6 @@ class ServerHalf:
         learnt = adaptive.learning(state, after, names)
         annealed = self.phase(round_number).annealed
         after = adaptive.count_quiet_rounds(after, moved, learnt, annealed, self.adaptation)
-        after, adaptation = adaptive.adapt(after, moved, self.adaptation)
+        uneven = self.privacy.clips_unevenly()
+        after, adaptation = adaptive.adapt(after, moved, self.adaptation, uneven)
         return after, RoundReport(moved.moved, adaptation)

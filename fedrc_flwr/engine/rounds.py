@@ -188,8 +188,10 @@ class Rounds:
     def _train_until_enough(self, number: int, carrier: Carrier) -> dict[str, Any]:
         for attempt in range(self.settings.attempts):
             self.enrol(carrier.refresh())
-            names = self.sample(carrier.online(TRAIN), number, attempt)
-            sampled = len(names) + len(self._left_out)
+            online = carrier.online(TRAIN)
+            names = self.sample(online, number, attempt)
+            # Clients that are left out still count where nobody could take their place.
+            sampled = self.settings.sample_size(len(online))
             metrics = self.fold(number, carrier.train(names, self.broadcast(number)), sampled)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
@@ -288,7 +290,7 @@ class Rounds:
         """Record what clients released in a round that is repeated."""
         clients = dict(self.state.clients)
         for name, record in result.records.items():
-            clients[name] = replace(clients[name], releases=record.releases)
+            clients[name] = replace(clients[name], releases=record.releases, spent=record.spent)
         self.state = replace(self.state, clients=clients)
 
     def judge(self, answers: Iterable[tuple[str, dict[str, float]]]) -> dict[str, Any]:

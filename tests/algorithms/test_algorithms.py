@@ -999,6 +999,36 @@ def test_noisy_releases_are_counted(keys, a_round):
         assert federated.state.clients[name].releases == 3 * a_round
 
 
+def test_epsilon_never_falls_when_a_client_changes_its_noise():
+    # Prepare: 27 samples and a noise of 9: mu^2 of 9 for client-0; then a noise of 900
+    federated = federation(count_noise=9.0)
+    federated.round()
+    first = federated.algorithm.epsilon(federated.state)
+    loud = {n: replace(p, noise=900.0) for n, p in federated.participants.items()}
+
+    # Execute
+    federated.participants = loud
+    federated.round()
+
+    # Assert
+    spent = federated.state.clients["client-0"].spent
+    assert spent == pytest.approx(9.0 + 0.0009)
+    assert federated.algorithm.epsilon(federated.state) >= first
+
+
+def test_one_report_without_noise_leaves_no_epsilon_to_claim():
+    # Prepare
+    federated = federation()
+    federated.round()
+    federated.participants = {n: replace(p, noise=900.0) for n, p in federated.participants.items()}
+
+    # Execute
+    federated.round()
+
+    # Assert
+    assert federated.algorithm.epsilon(federated.state) is None
+
+
 def test_releases_that_never_arrived_are_counted_by_the_client():
     # Prepare: a reply that got lost
     federated = federation(count_noise=1.0)
