@@ -28,7 +28,10 @@ def draw_curves(directory: Path, comparison: Comparison, table: list[Line]) -> l
         members = [line for line in table if line.column == column]
         if not members:
             continue
-        figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+        height = max(4.2, 0.6 + 0.25 * len(members))  # room for the legend
+        figure, panels = pyplot.subplots(
+            1, 2, figsize=(11, height), sharey=True, layout="constrained"
+        )
         colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
         for axes, scope in zip(panels, SCOPES, strict=True):
             for index, line in enumerate(members):
