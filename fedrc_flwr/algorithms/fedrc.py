@@ -49,11 +49,11 @@ class FedRCSettings(ClusterSettings, AdaptiveSettings):
         "sample",
         "`sample`: each sample has its own responsibilities and the exponent grows to 1. `client`: "
         "during the annealing all samples of a client have the same responsibilities, from the "
-        "mean of their scores, and the exponent grows to `annealing-end`.",
+        "mean of their scores, and the exponent grows towards `annealing-end`.",
         choices=("sample", "client"),
     )
     annealing_end: float = key(
-        6.0, "What the exponent grows to with `annealing-by = client`.", low=1.0
+        6.0, "What the exponent grows towards with `annealing-by = client`.", low=1.0
     )
 
     def mode(self) -> str:
