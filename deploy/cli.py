@@ -198,11 +198,12 @@ def run(
                 "--resume continues a run with its own data and recipe: change single settings "
                 "with --set"
             )
-        given = {} if not resume else recorded_config(server.outputs / str(name))
+        changes = dict(parse_setting(text) for text in settings or [])
+        given = changes if not resume else recorded_config(server.outputs / str(name), changes)
         given |= {} if scenario is None else {"scenario": scenario}
         given |= {} if recipe is None else {"recipe": recipe}
         given |= {} if name is None else {"run.name": name}  # checked with all the others
-        config = load_config(given | dict(parse_setting(text) for text in settings or []))
+        config = load_config(given)
         run_name = name or new_name(config.scenario, config.algorithm, config.seed)
         if not resume and has_checkpoint(server.outputs / run_name):
             raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")

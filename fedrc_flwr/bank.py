@@ -90,5 +90,5 @@ def choose_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError):
         raise ConfigError(
-            f"device = {name!r}: expected auto, or one that this machine has: cpu, cuda or cuda:N"
+            f"device = {name!r}: expected one that this machine has: cpu, cuda or cuda:N"
         ) from None

@@ -150,7 +150,9 @@ def simulate(
     if not outcome.completed:
         typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
         if has_checkpoint(directory):
-            typer.echo(f"to continue: fedrc simulate --output {directory} --resume", err=True)
+            again = f"fedrc simulate --output {directory} --resume"
+            again += f" --engine {engine}" * (engine != FLOWER)
+            typer.echo(f"to continue: {again}", err=True)
         report_cli.show_page(directory, err=True)
         raise typer.Exit(FAILED)
     for line in summary_lines(outcome.summary, directory.resolve()):
@@ -169,7 +171,7 @@ def _simulated(
 ) -> RunConfig:
     """The configuration that the command line asks for."""
     from fedrc_flwr.checkpoint import CHECKPOINTS, find_checkpoint
-    from fedrc_flwr.config import recorded_config
+    from fedrc_flwr.config import parse_setting, recorded_config
 
     base: dict[str, Any] = {}
     if from_round is not None and not resume:
@@ -184,10 +186,15 @@ def _simulated(
                 "--resume continues a run with its own data and recipe: change single settings "
                 "with --set"
             )
-        base = recorded_config(output)
+        changes = dict(parse_setting(text) for text in settings or [])
+        base, settings = recorded_config(output, changes), None
         if from_round is not None:
             find_checkpoint(output / CHECKPOINTS, from_round)
             base["run.resume-round"] = from_round
+            if int(base["rounds"]) <= from_round:
+                raise ConfigError(
+                    f"--from-round {from_round}: rounds = {base['rounds']} leaves no round to run"
+                )
     elif output is not None and output.exists() and not output.is_dir():
         raise ConfigError(f"{output} is a file: give a new directory")
     elif output is not None and output.exists() and any(output.iterdir()):

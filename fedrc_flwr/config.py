@@ -35,6 +35,9 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 RECIPES = Path(__file__).parent / "recipes"
 #: The sections that a scenario may set; everything else is a recipe's.
 SCENARIO_SECTIONS = ("data", "model")
+#: What a run can only be resumed with as it was started, besides data and network.
+FIXED = ("scenario", "recipe", "algorithm", "seed")
+FIXED_OF_ALGORITHMS = ("clusters", "shared-body", "initial-spread")
 #: Keys that neither may set.
 RUN_KEYS = ("scenario", "recipe", "seed", "resolved")
 
@@ -126,7 +129,7 @@ def all_keys() -> dict[str, dataclasses.Field[Any]]:
 def load_config(given: Mapping[str, Any]) -> RunConfig:
     """Combine defaults, scenario, recipe and what the user set, and check the result."""
     user = settings.flattened(given)
-    _refuse_unknown(user)
+    _refuse_unknown(user, prefer=str(user.get("algorithm", RunConfig.algorithm)))
     if user.get("resolved") is True:
         return _build(user)
     names = {name: user.get(name, getattr(RunConfig, name)) for name in ("scenario", "recipe")}
@@ -134,7 +137,14 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
         if not isinstance(value, str):
             raise ConfigError(f"{name} = {value!r}: expected the name or path of a {name} file")
     values = {**read_scenario(names["scenario"]), **read_recipe(names["recipe"]), **user}
-    return _build(values)
+    config = _build(values)
+    for name in user:
+        section = name.partition(".")[0]
+        if "." in name and section in ALGORITHMS and section != config.algorithm:
+            raise ConfigError(
+                f"{name}: a setting of {section}, but algorithm = {config.algorithm!r} runs"
+            )
+    return config
 
 
 def from_flower(run_config: Mapping[str, Any]) -> RunConfig:
@@ -161,13 +171,26 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     return ALGORITHMS[config.algorithm](config.own, config.local, config.server, config.privacy)
 
 
-def recorded_config(directory: Path) -> dict[str, Any]:
-    """The settings under which the run in a directory was started, to continue it."""
+def recorded_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings to continue the run in a directory with: as recorded, but for some changes.
+
+    What the clients' data or the models depend on cannot be changed.
+    """
     try:
         recorded: dict[str, Any] = json.loads((directory / CONFIG).read_text("utf-8"))
-        return {**recorded, "resolved": True, "run.resume": True}
+        resumed = {**recorded, "resolved": True, "run.resume": True}
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{directory} holds no run to resume: {error}") from None
+    for name, value in settings.flattened(changes or {}).items():
+        section, _, last = name.rpartition(".")
+        fixed = name in FIXED or section in SCENARIO_SECTIONS or last in FIXED_OF_ALGORITHMS
+        if fixed and name != "data.directory" and value != recorded.get(name):
+            raise ConfigError(
+                f"{name} = {value!r}: a run can only be resumed with the value that it was started "
+                f"with, {recorded.get(name)!r}; start a new run"
+            )
+        resumed[name] = value
+    return resumed
 
 
 def scenario_names() -> list[str]:
@@ -196,10 +219,10 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
     """The keys that a recipe sets: how to learn, and nothing about the data."""
     values = _read_file("recipe", name_or_path, RECIPES)
     for name in values:
-        if name.partition(".")[0] in SCENARIO_SECTIONS or name in RUN_KEYS:
+        if name.partition(".")[0] in (*SCENARIO_SECTIONS, "run") or name in RUN_KEYS:
             raise ConfigError(
                 f"recipe {name_or_path!r}: {name} does not belong in a recipe, which says how to "
-                "learn: put it into a scenario, or set it with --set"
+                "learn: set it with --set, or put it into a scenario if it is about the data"
             )
     return values
 
@@ -209,6 +232,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"{text!r}: expected key=value")
+    if name.strip() == "resolved":
+        raise ConfigError("resolved: only the fedrc command itself sets it")
     try:
         parsed = yaml.safe_load(value) if value.strip() else ""
     except (ValueError, yaml.YAMLError) as error:  # ValueError: a date with a thirteenth month
@@ -238,11 +263,11 @@ def _read_file(kind: str, name_or_path: str, folder: Path) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown(names: Iterable[str], where: str = "") -> None:
+def _refuse_unknown(names: Iterable[str], where: str = "", prefer: str = "") -> None:
     known = all_keys()
     for name in names:
         if name not in known:
-            raise ConfigError(f"{where}unknown key {name!r}{settings.suggest(name, known)}")
+            raise ConfigError(f"{where}unknown key {name!r}{settings.suggest(name, known, prefer)}")
 
 
 def _build(values: Mapping[str, Any]) -> RunConfig:

@@ -131,9 +131,12 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     return " ".join([kind[str(field.type)], *([", ".join(bounds)] if bounds else [])])
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown key: a similar key, or where to look."""
-    names = list(known)
+def suggest(name: str, known: Iterable[str], prefer: str = "") -> str:
+    """The end of a message about an unknown key: a similar key, or where to look.
+
+    Of keys with the same last part, one of the section ``prefer`` comes first.
+    """
+    names = sorted(known, key=lambda full: not full.startswith(f"{prefer}."))
     wanted = name.replace("_", "-")
     ends = [full for full in names if full.rpartition(".")[2] == wanted]
     close = ends[:1] or difflib.get_close_matches(wanted, names, n=1)

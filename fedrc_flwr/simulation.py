@@ -71,6 +71,7 @@ def run_here(
     from fedrc_flwr.engine.in_process import run_in_process
 
     directory = directory.resolve()
+    (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
     with _terminate_as_interrupt():
         try:
             placed = config.placed(directory, directory / "clients")

@@ -29,6 +29,7 @@ from fedrc_flwr.config import (
     read_recipe,
     read_scenario,
     recipe_names,
+    recorded_config,
     scenario_names,
 )
 from fedrc_flwr.errors import ConfigError
@@ -415,15 +416,70 @@ def test_fedem_does_not_take_over_what_a_recipe_says_of_fedrc() -> None:
     assert load_config({"scenario": "fashion-mnist-30", "algorithm": "fedem"}).own.spread() == 1.0
 
 
+def test_a_setting_of_an_algorithm_that_does_not_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fedrc.clusters: a setting of fedrc, but .*'ifca' runs"):
+        load_config({"algorithm": "ifca", "fedrc.clusters": 4})
+
+
+def test_a_key_without_its_section_suggests_that_of_the_algorithm_that_runs() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'clusters'; did you mean 'ifca.clusters'"):
+        load_config({"algorithm": "ifca", "clusters": 4})
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_settings_of_others_do_not_change_an_algorithm(algorithm: str) -> None:
+def test_a_recipe_may_have_settings_for_several_algorithms(algorithm: str, tmp_path: Path) -> None:
+    # Prepare: nine clusters for every algorithm but one
     others = {
         f"{other}.clusters": 9
         for other in ALGORITHMS
         if other != algorithm and f"{other}.clusters" in KEYS
     }
+    empty, full = tmp_path / "empty.yaml", tmp_path / "full.yaml"
+    empty.write_text("{}")
+    full.write_text(yaml.safe_dump(others))
 
-    assert load_config({"algorithm": algorithm, **others}) == load_config({"algorithm": algorithm})
+    # Execute
+    plain, mixed = (
+        load_config({"algorithm": algorithm, "recipe": str(path)}) for path in (empty, full)
+    )
+
+    # Assert
+    assert mixed.own == plain.own
+
+
+@pytest.mark.parametrize("name", ["run.resume", "run.name", "data.alpha", "seed"])
+def test_a_recipe_sets_nothing_that_belongs_to_one_run_or_to_the_data(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{name}: 1\n")
+
+    with pytest.raises(ConfigError, match=f"{name} does not belong in a recipe"):
+        load_config({"recipe": str(path)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 9}, {"algorithm": "fedavg"}, {"data": {"clients": 6}}, {"fedrc.clusters": 2},
+     {"recipe": "paper"}, {"model.hidden": 3}],
+)  # fmt: skip
+def test_a_run_is_not_resumed_with_other_data_or_models(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(load_config({}).to_dict()))
+
+    with pytest.raises(ConfigError, match="start a new run"):
+        recorded_config(tmp_path, change)
+
+
+def test_a_run_is_resumed_with_more_rounds_and_another_rate(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(load_config({}).to_dict()))
+
+    resumed = load_config(recorded_config(tmp_path, {"rounds": 120, "local.learning-rate": 0.01}))
+
+    assert resumed.rounds == 120
+    assert resumed.local.learning_rate == 0.01
+    assert resumed.run.resume
 
 
 def test_settings_of_others_are_checked_all_the_same() -> None:

@@ -13,6 +13,7 @@ import pytest
 import typer
 from trained_run import concept_checkpoint, write_run
 
+from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.cli import app
 from fedrc_flwr.config import load_config, parse_setting
 from fedrc_flwr.data.scenario import scenario_of
@@ -98,8 +99,12 @@ def test_command_is_one_that_fedrc_takes(page: Path, words: list[str]) -> None:
     named = {name: context.params.get(name) for name in ("scenario", "recipe")}
     given = {name: value for name, value in named.items() if value and ".y" not in str(value)}
     given |= dict(parse_setting(text) for text in context.params.get("settings") or [])
-    if given:
-        load_config(given)
+    # A comparison has several algorithms, and settings for some of them.
+    sections = {name.partition(".")[0] for name in given}
+    for algorithm in {str(given.get("algorithm", "fedrc")), *(sections & set(ALGORITHMS))}:
+        own = {n: v for n, v in given.items() if n.partition(".")[0] not in ALGORITHMS}
+        own |= {n: v for n, v in given.items() if n.startswith(f"{algorithm}.")}
+        load_config({**own, "algorithm": algorithm})
 
 
 @pytest.mark.parametrize("words", [["simulat"], ["report"], ["report", "x", "--figurs", "y"]])

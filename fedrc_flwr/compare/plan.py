@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.config import all_keys, load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.settings import flattened
@@ -87,6 +88,9 @@ class Comparison:
         settings = {**self.columns[column], **self.settings, **self.rows[row], "seed": seed}
         if rate is not None:
             settings["local.learning-rate"] = rate
+        # What is set for all rows may concern the algorithms of some.
+        others = tuple(f"{name}." for name in ALGORITHMS if name != settings.get("algorithm"))
+        settings = {n: value for n, value in settings.items() if not n.startswith(others)}
         return scaled(settings, self.scale)
 
 
@@ -172,7 +176,7 @@ def with_changes(
         comparison,
         seeds=seeds or comparison.seeds,
         rates=rates or comparison.rates,
-        settings={**comparison.settings, **settings},
+        settings={**comparison.settings, **flattened(settings)},
         scale=comparison.scale if scale is None else scale,
     )
 
@@ -192,7 +196,7 @@ def _parsed(content: Any, path: Path) -> Comparison:
             columns={str(k): flattened(v) for k, v in content["columns"].items()},
             seeds=tuple(int(seed) for seed in content.get("seeds", (0,))),
             rates=tuple(float(rate) for rate in content.get("learning-rates", ())),
-            settings=flattened(content.get("set", {})),
+            settings=flattened(content.get("set") or {}),
             scale=float(content.get("scale", 1.0)),
         )
     except (TypeError, ValueError) as error:

@@ -136,6 +136,7 @@ def run_in_process(
     config: RunConfig, directory: Path, on_event: Callable[[Event], None] = lambda event: None
 ) -> Event:
     """Run a configuration with its results in ``directory`` and return the summary."""
+    choose_device(config.run.device_of(None))  # refused before anything is written
     run = Run(config, directory)
     keep = run.outputs.settings.states_to_keep()
     folder = directory / "clients"

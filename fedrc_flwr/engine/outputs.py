@@ -254,9 +254,13 @@ class Outputs:
         self._metrics.append({"event": "end", **summary})
         self._loggers.end(summary)
         log.info("%s after %s rounds; results in %s", status, state.round, self.directory)
+        self.close()
+        return summary
+
+    def close(self) -> None:
+        """Stop writing the run's log."""
         log.removeHandler(self._handler)
         self._handler.close()
-        return summary
 
     def _elapsed(self) -> float:
         return self._seconds_before + time.monotonic() - self._started

@@ -45,7 +45,11 @@ class Run:
         )
         state = algorithm.initial_state(models)
         if config.run.continues():
-            state = self.outputs.resumed()
+            try:
+                state = self.outputs.resumed()
+            except FedRCError:
+                self.outputs.close()
+                raise
         self.rounds = Rounds(algorithm, state, classes, config.federation, config.seed)
 
     def go(

@@ -100,6 +100,12 @@ def read_weights(path: Path, trained: Trained) -> Weights:
 
 def state_weights(folder: Path, trained: Trained) -> Weights:
     """The weights of a client that trained, from its state directory."""
+    if trained.algorithm.is_personal:
+        raise CheckpointError(
+            f"{folder}: a client of {trained.algorithm.title} predicts with a network of its own, "
+            "which this command cannot use; find weights with fedrc assign to predict with the "
+            "run's shared models"
+        )
     before = trained.state.round + 1
     state = load_client_state(folder, before)
     if state is None:
