@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.config import RunConfig, all_keys, load_config
 
 #: Settings that every test federation starts from: nothing chosen by size, no recipe's schedule.
@@ -35,6 +36,12 @@ def dotted(keys: dict[str, Any]) -> dict[str, Any]:
 SHARED = ("run", "data", "model", "local", "server", "federation", "privacy")
 
 
+def of_one_algorithm(given: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings of algorithms that do not run: tests of several share theirs."""
+    others = set(ALGORITHMS) - {str(given.get("algorithm", RunConfig.algorithm))}
+    return {name: value for name, value in given.items() if name.partition(".")[0] not in others}
+
+
 def configured(**keys: Any) -> RunConfig:
     """A configuration of the given settings over plain ones."""
-    return load_config({**PLAIN, **dotted(keys)})
+    return load_config(of_one_algorithm({**PLAIN, **dotted(keys)}))

@@ -13,7 +13,7 @@ import pytest
 from federation import Federation
 from flwr.app import Array, ArrayRecord, Message
 from grid import InMemoryGrid, broken_config
-from settings_of import PLAIN, dotted
+from settings_of import PLAIN, dotted, of_one_algorithm
 
 from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.checkpoint import latest_checkpoint
@@ -63,7 +63,7 @@ def make_run(
     grid: type[InMemoryGrid] = InMemoryGrid,
     **settings: Any,
 ) -> tuple[Trial, InMemoryGrid]:
-    config = load_config({**SMALL, **dotted(settings)}).placed(tmp_path / "run")
+    config = load_config(of_one_algorithm({**SMALL, **dotted(settings)})).placed(tmp_path / "run")
     made = grid(nodes, dict(config.to_dict()))
     return Trial(config, tmp_path / "run", made), made
 
@@ -616,7 +616,7 @@ def test_every_algorithm_runs_over_messages_as_it_does_in_a_plain_loop(
     # Prepare: CFL splits its one cluster in the second round
     settings = {"algorithm": algorithm, "cfl.warmup": 1, "cfl.eps1": 99.0, "cfl.eps2": 1e-9}
     run, _ = make_run(tmp_path, **settings)
-    plain = Federation(load_config({**SMALL, **settings}))
+    plain = Federation(load_config(of_one_algorithm({**SMALL, **settings})))
 
     # Execute
     run.go()
