@@ -69,6 +69,7 @@ def test_toy_case_draws_its_picture(tmp_path: Path) -> None:
 
 def test_own_data_and_own_network_find_the_schools(monkeypatch: pytest.MonkeyPatch) -> None:
     own = load("own_data", monkeypatch)
+    monkeypatch.setattr(own, "CLINICS", 6)  # two of them of the other school
     settings: dict[str, Any] = own.SETTINGS
     federation = Federation(load_config(settings))
 
@@ -79,3 +80,37 @@ def test_own_data_and_own_network_find_the_schools(monkeypatch: pytest.MonkeyPat
     assert len(federation.state.clusters) == 2
     members = [m for m in federation.evaluate().values() if m["samples"]]
     assert np.mean([m["accuracy"] for m in members]) > 0.85
+
+
+def test_hospitals_that_swap_codes_are_found_in_a_raw_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals = load("hospitals", monkeypatch)
+    path = tmp_path / "hospitals.csv"
+    hospitals.main([str(path)])
+    config = load_config(
+        {
+            "data.dataset": str(path), "data.client-column": "hospital", "model.hidden": 32,
+            "fedrc.clusters": 2, "fedrc.annealing-rounds": 10, "rounds": 20,
+        }
+    )  # fmt: skip
+    federation = Federation(config)
+
+    for _ in range(config.rounds):
+        federation.round()
+
+    clusters = {name: m["cluster"] for name, m in federation.evaluate().items()}
+    swapping = {name for name in clusters if clusters[name] == clusters["Celle"]}
+    assert config.named() == "hospitals"
+    assert federation.scenario.schema.classes == ("J10", "J18", "N39")
+    assert swapping == set(hospitals.SWAPPING)
+
+
+def test_hospitals_have_a_table_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hospitals = load("hospitals", monkeypatch)
+
+    hospitals.main(["--each", str(tmp_path / "node")])
+
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [f"node-{number}.csv" for number in range(1, 7)]
+    assert "hospital" not in (tmp_path / "node-1.csv").read_text().splitlines()[0].split(";")

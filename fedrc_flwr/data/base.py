@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrc_flwr.data.schema import Schema
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -58,6 +60,8 @@ class DatasetSpec:
     test_sets : how many test sets there are, one per observer
     styles : the corruptions that its clients may get; empty: all that fit its images
     owners : the clients, training ones first, where the dataset is not to be split
+    schema : how its raw samples become inputs, and the names of its classes; None: nothing is
+        done, and classes have numbers
     """
 
     classes: int
@@ -66,6 +70,7 @@ class DatasetSpec:
     test_sets: int = 1
     styles: tuple[str, ...] = ()
     owners: tuple[Owner, ...] = ()
+    schema: Schema | None = None
 
 
 def as_floats(inputs: NDArray[Any]) -> NDArray[np.float32]:

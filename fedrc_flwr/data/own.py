@@ -1,13 +1,12 @@
-"""Bring your own data: a .npz or .csv file, a folder of images, or a function.
+"""Bring your own data: a table, a ``.npz`` file, a folder of images, or a function.
 
-Every form becomes arrays of equal length: ``x``, ``y`` and optionally ``client``, ``concept``,
-``style`` and ``observer``. With ``client`` each client gets its own samples, and nothing is split
-or shifted. Without it, the data is treated as any other dataset.
+Whatever it is, it becomes arrays by its schema. If the data says which client each sample belongs
+to, each client gets its own samples, and nothing is split or shifted. If not, it is dealt out like
+any other dataset, but only where ``data.clients`` asks for that.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -18,18 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.data.base import Dataset, DatasetSpec, Owner
+from fedrc_flwr.data.content import ABOUT, Arrays, Content, content_of
 from fedrc_flwr.data.datasets import DATASETS
-from fedrc_flwr.data.images import read_image
-from fedrc_flwr.data.reading import CSV, FOLDER, NPZ, form_of, image_files
-from fedrc_flwr.data.settings import DataSettings
-from fedrc_flwr.data.tabular import numbers, read_columns
+from fedrc_flwr.data.encoding import NUMBER, Column, as_names
+from fedrc_flwr.data.inspection import Findings, inspect
+from fedrc_flwr.data.reading import FORMS
+from fedrc_flwr.data.schema import Schema, parse_schema, plain_schema, read_schema
+from fedrc_flwr.data.settings import NO_SCENARIO, DataSettings
 from fedrc_flwr.errors import DataError
-from fedrc_flwr.plugins import is_reference, load_function
+from fedrc_flwr.plugins import is_reference, located_reference
 
-ABOUT = ("client", "concept", "style", "observer")
 #: Fraction of each class that is held back for observers if the data names none.
 HELD_BACK = 0.2
-Arrays = dict[str, NDArray[Any]]
+#: What data is called that only the nodes have.
+ON_NODES = "own"
+TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def own_path(settings: DataSettings) -> Path | None:
@@ -39,34 +41,104 @@ def own_path(settings: DataSettings) -> Path | None:
     return Path(settings.directory).expanduser() / Path(settings.dataset).expanduser()
 
 
+def is_on_nodes(settings: DataSettings) -> bool:
+    """Whether the nodes of a deployment hold the data, and nobody else."""
+    if settings.dataset == ON_NODES:
+        return True
+    path = None if settings.dataset in DATASETS else own_path(settings)
+    told = settings.schema or (settings.classes and settings.input_shape)
+    return bool(told) and path is not None and not path.exists()
+
+
+def carried(settings: DataSettings) -> DataSettings:
+    """The same with the content of the schema in place of its path, for machines elsewhere."""
+    if not settings.schema:
+        return settings
+    return replace(settings, schema=given_schema(settings).text())
+
+
 def located(settings: DataSettings) -> DataSettings:
-    """The same with absolute paths: the app runs in another directory."""
-    if not settings.directory and settings.dataset == DataSettings.dataset:
+    """The same with absolute paths and the content of the schema: the app runs elsewhere."""
+    settings = carried(settings)
+    if not settings.directory and settings.dataset in (DataSettings.dataset, ON_NODES):
         return settings
     directory = Path(settings.directory).expanduser().resolve()
-    dataset = settings.dataset
+    dataset = located_reference(settings.dataset)
     if dataset not in DATASETS and not is_reference(dataset):
         dataset = str(directory / Path(dataset).expanduser())
     return replace(settings, directory=str(directory), dataset=dataset)
 
 
+def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that follow from the user's own data: no scenario shifts it, unless asked for.
+
+    A schema, or the number of classes with the shape of a sample, stands for data on the nodes.
+    """
+    if given.get("scenario", NO_SCENARIO) != NO_SCENARIO:
+        return {}
+    told = given.get("data.schema") or (given.get("data.classes") and given.get("data.input-shape"))
+    dataset = given.get("data.dataset", ON_NODES if told else DataSettings.dataset)
+    if not isinstance(dataset, str) or dataset in DATASETS:
+        return {}
+    return {"scenario": NO_SCENARIO, "data.dataset": dataset}
+
+
 def own_spec(settings: DataSettings) -> DatasetSpec:
     """Description of the user's data: from the data itself, or from the keys if it is not here."""
     path, shape = own_path(settings), settings.shape()
-    held_back = settings.observers_per_concept > 0
-    if path is not None and not path.exists() and settings.classes and shape is not None:
+    if path is not None and (settings.dataset == ON_NODES or not path.exists()):
         # A server without data: its clients have theirs.
-        return DatasetSpec(settings.classes, shape, lambda _: _load(settings, held_back, 0))
-    loaded = _load(settings, held_back, _stamp(path))
-    classes = settings.classes or int(loaded.train_labels.max()) + 1
+        schema = given_schema(settings) if settings.schema else None
+        if schema is None and settings.classes and shape is not None:
+            schema = plain_schema(shape, settings.classes)
+        if schema is None:
+            raise DataError(
+                f"data.dataset: {path.absolute()} does not exist: give one of "
+                f"{', '.join(DATASETS)}, or the path of {FORMS}; set data.directory to where it "
+                "is, or, on a server without data, data.schema, or data.classes and "
+                "data.input-shape",
+                "no-data",
+            )
+        return DatasetSpec(
+            len(schema.classes), schema.input_shape, lambda _: _missing(path), schema=schema
+        )
+    schema, loaded = _read(settings, _stamp(path))
+    if settings.schema and not loaded.owners and not settings.clients:
+        raise DataError(
+            f"{settings.dataset}: the schema names no column that says which client each row "
+            "belongs to: add it to the schema as client, or set data.clients to deal the rows out"
+        )
     return DatasetSpec(
-        classes, loaded.train_inputs.shape[1:], lambda _: loaded, owners=loaded.owners
+        len(schema.classes), schema.input_shape, lambda _: loaded, owners=loaded.owners,
+        schema=schema,
+    )  # fmt: skip
+
+
+def given_schema(settings: DataSettings) -> Schema:
+    """The schema that ``data.schema`` names or holds."""
+    text = settings.schema
+    return parse_schema(text) if text.lstrip().startswith("{") else read_schema(Path(text))
+
+
+def looked_at(settings: DataSettings, owners: bool = True) -> Findings:
+    """What is in the user's data; see ``inspect``."""
+    return inspect(
+        _content(settings),
+        settings.label_column,
+        settings.client_column,
+        _split(settings.ignore),
+        _split(settings.columns),
+        owners=owners and not settings.clients,
+        classes=settings.classes,
     )
 
 
-def _stamp(path: Path | None) -> int:
-    """Changes when the file does, so that a changed file is read again."""
-    return path.stat().st_mtime_ns if path is not None and path.exists() else 0
+def fits(settings: DataSettings) -> str:
+    """In words, that the user's data fits the schema of the settings; refused if it does not."""
+    schema, loaded = _read(replace(settings, clients=1, observers_per_concept=0), 0)
+    counts = np.bincount(loaded.train_labels, minlength=len(schema.classes))
+    told = ", ".join(f"{name} {rows}" for name, rows in zip(schema.classes, counts, strict=True))
+    return f"{settings.dataset} fits the schema: {counts.sum()} rows, {told}"
 
 
 def own_facts(settings: DataSettings) -> list[int]:
@@ -77,173 +149,130 @@ def own_facts(settings: DataSettings) -> list[int]:
     return [path.stat().st_size, path.stat().st_mtime_ns]
 
 
-def _load(settings: DataSettings, held_back: bool, stamp: int) -> Dataset:
-    return _read(
-        settings.dataset, settings.directory, settings.classes, settings.shape(), held_back, stamp
-    )
+def _stamp(path: Path | None) -> int:
+    """Changes when the file does, so that a changed file is read again."""
+    return path.stat().st_mtime_ns if path is not None and path.exists() else 0
+
+
+def _missing(path: Path) -> Dataset:
+    raise DataError(f"data.dataset: {path.absolute()} does not exist: it is not here", "no-data")
+
+
+def _content(settings: DataSettings) -> Content:
+    path = own_path(settings)
+    return content_of(settings.dataset if path is None else path, settings.client_column)
+
+
+def _split(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @lru_cache(maxsize=4)
-def _read(
-    dataset: str,
-    data_dir: str,
-    classes: int,
-    shape: tuple[int, ...] | None,
-    held_back: bool,
-    stamp: int,
-) -> Dataset:
-    where = dataset
-    if is_reference(dataset):
-        arrays = _from_function(dataset)
-    else:
-        path = Path(data_dir).expanduser() / Path(dataset).expanduser()
-        where = str(path)
-        arrays = _from_path(path)
-    x, y = _check(arrays, where, classes, shape)
+def _read(settings: DataSettings, stamp: int) -> tuple[Schema, Dataset]:
+    content = _content(settings)
+    schema = _schema_of(content, settings)
+    shape = settings.shape()
+    if shape is not None and schema.input_shape != shape:
+        raise DataError(
+            f"{content.name}: samples have the shape {schema.input_shape}, but data.input-shape "
+            f"says {shape}",
+            "wrong-shape",
+        )
+    try:
+        arrays = samples_of(content, schema)
+    except DataError as error:
+        raise DataError(f"{content.name}: {error}", error.code, error.column) from None
+    x, y = arrays["x"], arrays["y"]
     if "client" in arrays:
         nothing = np.zeros(0, dtype=np.int64)
-        return Dataset(x, y, x[:0], nothing, owners=_owners(arrays, where))
+        return schema, Dataset(x, y, x[:0], nothing, owners=_owners(arrays, content.name))
     useless = [name for name in ("concept", "style") if name in arrays]
     if useless:
-        raise DataError(f"{where}: {' and '.join(useless)} without client: add an array client")
+        raise DataError(
+            f"{content.name}: {' and '.join(useless)} without client: add an array client"
+        )
     observed = arrays.get("observer")
+    held_back = settings.observers_per_concept > 0
     test = np.flatnonzero(observed) if observed is not None else _held_back(y, held_back)
     train = np.setdiff1d(np.arange(len(y)), test)
     if not len(train):
-        raise DataError(f"{where}: all samples belong to observers, none are left to train on")
-    return Dataset(x[train], y[train], x[test], y[test])
-
-
-# --- the forms -----------------------------------------------------------------------------------
-
-
-def _from_path(path: Path) -> Arrays:
-    if not path.exists():
         raise DataError(
-            f"data.dataset: {path.absolute()} does not exist: give one of "
-            f"{', '.join(DATASETS)}, or the path of a .npz or .csv file or of a folder of images; "
-            "set data.directory to where it is, or, on a server without data, data.classes and "
-            "data.input-shape"
+            f"{content.name}: all samples belong to observers, none are left to train on"
         )
-    readers = {FOLDER: _from_folder, NPZ: _from_npz, CSV: _from_csv}
-    return readers[form_of(path)](path)
+    return schema, Dataset(x[train], y[train], x[test], y[test])
 
 
-def _from_npz(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in ("x", "y", *ABOUT) if name in content}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+def _schema_of(content: Content, settings: DataSettings) -> Schema:
+    """The schema that is given, or that of numbers as they are, or one made from the data."""
+    if settings.schema:
+        return given_schema(settings)
+    if settings.classes and settings.shape() is not None:
+        return _as_it_is(content, settings)
+    return looked_at(settings).required()
+
+
+def _as_it_is(content: Content, settings: DataSettings) -> Schema:
+    """Numbers that nothing is done to: all nodes are told their number and that of the classes."""
+    plain = plain_schema(content.shape, settings.classes)
+    if content.frame is None:
+        return plain
+    found = looked_at(settings, owners=False).required()
+    ignored = _split(settings.ignore)
+    names = [column.name for column in found.columns if column.name not in ignored]
+    return replace(found, classes=plain.classes, columns=tuple(Column(n, NUMBER) for n in names))
+
+
+def samples_of(content: Content, schema: Schema) -> Arrays:
+    """Samples ``x`` (N, ...) as uint8 or float32, labels ``y`` (N,), and what is known of ABOUT.
+
+    Rows without a label are left out.
+    """
+    frame: Any = content.frame
+    if frame is None:
+        arrays = {name: array for name, array in content.arrays.items() if name != "y"}
+        x, y = schema.scaled(content.samples()), schema.numbers(content.arrays["y"])
+    elif schema.label not in frame.columns:
         raise DataError(
-            f"{path}: {error}. Expected arrays of numbers and texts; object arrays are never read"
-        ) from None
-
-
-def _from_csv(path: Path) -> Arrays:
-    """Column ``y``, or else the last one, is the label."""
-    columns = read_columns(path)
-    about: dict[str, NDArray[Any]] = {
-        name: np.array(columns.pop(name)) for name in ABOUT if name in columns
-    }
-    if "client" in about and all(text.strip().isdecimal() for text in about["client"].tolist()):
-        about["client"] = about["client"].astype(np.int64)
-    if not columns:
-        raise DataError(f"{path}: has no column of labels")
-    label = "y" if "y" in columns else list(columns)[-1]
-    y = numbers(columns.pop(label), label, path)
-    if not columns:
-        raise DataError(f"{path}: has no columns besides the labels")
-    if "concept" in about:
-        about["concept"] = numbers(about["concept"].tolist(), "concept", path)
-    if "observer" in about:
-        truths = [text.strip().lower() for text in about["observer"].tolist()]
-        if not set(truths) <= {"true", "false", "1", "0"}:
-            raise DataError(f"{path}: column 'observer': expected true or false in every row")
-        about["observer"] = np.array([text in ("true", "1") for text in truths])
-    features = [numbers(texts, name, path) for name, texts in columns.items()]
-    return {"x": np.stack(features, axis=1), "y": y, **about}
-
-
-def _from_folder(path: Path) -> Arrays:
-    """One subfolder per class, in the order of their names."""
-    folders, found = image_files(path)
-    files = list(found) if folders else []
-    if not files:
-        raise DataError(f"{path}: expected a subfolder per class with images in it")
-    first = read_image(files[0][0])
-    mode = "L" if first.ndim == 2 else "RGB"
-    x = np.empty((len(files), *first.shape), dtype=np.uint8)
-    for place, (file, _) in enumerate(files):
-        image = read_image(file, mode)
-        if image.shape != first.shape:
-            raise DataError(
-                f"{file}: is {image.shape[-2]} x {image.shape[-1]} pixels, {files[0][0].name} is "
-                f"{first.shape[-2]} x {first.shape[-1]}: bring all images to one size first"
-            )
-        x[place] = image
-    return {"x": x, "y": np.array([label for _, label in files])}
-
-
-def _from_function(reference: str) -> Arrays:
-    function = load_function("data.dataset", reference)
-    try:
-        content = function()
-    except Exception as error:
-        raise DataError(
-            f"data.dataset = {reference!r}: the function failed with {type(error).__name__}: "
-            f"{error}"
-        ) from error
-    if not isinstance(content, Mapping):
-        raise DataError(
-            f"data.dataset = {reference!r}: the function returned {type(content).__name__}, "
-            f"expected a dict of arrays: x, y, and optionally {', '.join(ABOUT)}"
+            f"the table has no column {schema.label!r} of labels, only {', '.join(frame.columns)}",
+            "missing-column",
+            schema.label,
         )
-    return {str(name): np.asarray(array) for name, array in content.items()}
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def _check(
-    arrays: Arrays, where: str, classes: int, shape: tuple[int, ...] | None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Samples as uint8 or float32 and labels as int64, if they can be trained on."""
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise DataError(f"{where}: has no array {name!r}: expected samples x and labels y")
-    objects = [name for name, array in arrays.items() if array.dtype.hasobject]
-    if objects:
-        raise DataError(f"{where}: {objects[0]} is an array of objects, expected numbers or texts")
-    x, y = arrays["x"], arrays["y"]
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"{where}: the arrays differ in length: {told}")
-    if not len(y):
-        raise DataError(f"{where}: holds no samples")
-    if x.ndim < 2 or x.dtype.kind not in "uifb":
-        raise DataError(f"{where}: x is {x.dtype} {x.shape}, expected numbers, (N, ...)")
-    if shape is not None and x.shape[1:] != shape:
+    else:
+        x, y = schema.features(frame), schema.numbers(frame[schema.label])
+        arrays = _about(frame, schema.client)
+    if x.shape[1:] != schema.input_shape:
         raise DataError(
-            f"{where}: samples have the shape {x.shape[1:]}, but data.input-shape says {shape}"
+            f"samples have the shape {x.shape[1:]}, but the schema says {schema.input_shape}",
+            "wrong-shape",
         )
-    if x.dtype != np.uint8:
-        x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            row = int(np.argwhere(~np.isfinite(x))[0][0])
-            raise DataError(
-                f"{where}: sample {row} of x holds NaN or infinity: fill or drop such samples first"
-            )
-    if y.ndim != 1 or y.dtype.kind not in "uifb" or not (np.isfinite(y) & (y == np.rint(y))).all():
-        raise DataError(f"{where}: labels must be whole numbers from 0, one per sample")
-    outside = np.flatnonzero((y < 0) | (y >= (classes or np.inf)))
-    if len(outside):
-        last = f"to {classes - 1}, as data.classes = {classes} says" if classes else "on"
-        raise DataError(
-            f"{where}: label {y[outside[0]]:g} of sample {outside[0]}: expected numbers from 0 "
-            f"{last}"
-        )
-    return x, y.astype(np.int64)
+    labelled = y >= 0
+    if not labelled.any():
+        raise DataError("no row has a label", "unknown-label", schema.label)
+    arrays |= {"x": x, "y": y}
+    if labelled.all():
+        return arrays
+    return {name: array[labelled] for name, array in arrays.items()}
+
+
+def _about(frame: Any, client: str) -> Arrays:
+    """What a table says about its rows besides the label."""
+    columns = {name: name for name in ABOUT[1:] if name in frame.columns}
+    if client in frame.columns and client:
+        columns["client"] = client
+    arrays: Arrays = {}
+    for name, column in columns.items():
+        codes, names = as_names(frame[column])
+        arrays[name] = np.array([*names, ""])[codes]
+    if "client" in arrays and all(text.isdecimal() for text in np.unique(arrays["client"])):
+        arrays["client"] = arrays["client"].astype(np.int64)
+    if "concept" in arrays:
+        arrays["concept"] = np.unique(arrays["concept"], return_inverse=True)[1]
+    if "observer" in arrays:
+        truths = np.char.lower(arrays["observer"])
+        if not np.isin(truths, (*TRUE, *FALSE)).all():
+            raise DataError("column 'observer': expected true or false in every row")
+        arrays["observer"] = np.isin(truths, TRUE)
+    return arrays
 
 
 def _owners(arrays: Arrays, where: str) -> tuple[Owner, ...]:
@@ -262,7 +291,7 @@ def _owners(arrays: Arrays, where: str) -> tuple[Owner, ...]:
         concepts, styles = np.unique(concept[mine]), np.unique(style[mine])
         owners.append(
             Owner(
-                name=str(value) if values.dtype.kind == "U" else f"{role}-{value}",
+                name=str(value) if values.dtype.kind in "UO" else f"{role}-{value}",
                 observer=role == "observer",
                 rows=mine,
                 concept=int(concepts[0]) if len(concepts) == 1 else -1,

@@ -5,20 +5,30 @@ Training reads a file as a whole, prediction a part at a time; both come here fo
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import importlib.util
 import itertools
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedrc_flwr.errors import DataError
 
-NPZ, CSV, FOLDER = "npz", "csv", "folder"
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NPZ, CSV, PARQUET, FOLDER = "npz", "csv", "parquet", "folder"
+#: What a file of samples may be, in words.
+FORMS = "a .csv, .tsv, .parquet or .npz file, or a folder of images"
+SEPARATORS = ",;\t|"
 #: What reading a damaged file raises.
 TORN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, csv.Error)
 
@@ -27,67 +37,120 @@ def form_of(path: Path) -> str:
     """The form of a file or folder of samples."""
     if path.is_dir():
         return FOLDER
-    if path.suffix == ".npz":
-        return NPZ
-    if path.suffix == ".csv" or path.suffixes[-2:] == [".csv", ".gz"]:
-        return CSV
-    raise DataError(f"{path}: expected a .npz, .csv or .csv.gz file, or a folder of images")
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    forms = {".npz": NPZ, ".csv": CSV, ".tsv": CSV, ".parquet": PARQUET}
+    if suffix not in forms or (path.suffix == ".gz" and forms[suffix] != CSV):
+        raise DataError(f"{path}: expected {FORMS}")
+    return forms[suffix]
 
 
-@contextmanager
-def csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
-    """The names of a table's columns and its rows; without a header line they are 0, 1, ..."""
+def read_table(path: Path) -> DataFrame:
+    """A whole CSV or Parquet file; the values of a CSV file are texts."""
+    return next(table_parts(path, None))
+
+
+def table_parts(path: Path, rows: int | None) -> Iterator[DataFrame]:
+    """A CSV or Parquet file, ``rows`` at a time, or all at once."""
     try:
-        with _opened(path) as text:
-            rows: Iterator[list[str]] = (row for row in csv.reader(text) if row)
-            first = next(rows, None)
-            if first is None:
-                raise DataError(f"{path}: the file is empty")
-            names, number = [name.strip() for name in first], 2
-            if all(is_number(name) for name in names):
-                names, number = [str(place) for place in range(len(names))], 1
-                rows = itertools.chain([first], rows)
-            if len(set(names)) != len(names):
-                raise DataError(f"{path}: two columns have the same name")
-            yield names, _even(rows, len(names), number, path)
+        if form_of(path) == PARQUET:
+            yield from _parquet_parts(path, rows)
+        else:
+            yield from _csv_parts(path, rows)
+    except Warning:
+        raise DataError(
+            f"{path}: its rows have more values than its first line has columns", "unreadable"
+        ) from None
     except TORN as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{path}: {' '.join(str(error).split())}", "unreadable") from None
 
 
-def image_files(path: Path) -> tuple[list[Path], Iterator[tuple[Path, int]]]:
-    """The subfolders, one per class in the order of their names, and the images with their class.
+def _csv_parts(path: Path, rows: int | None) -> Iterator[DataFrame]:
+    import pandas as pd
 
-    Without subfolders all images are of class 0.
-    """
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    files = (
-        (file, label)
-        for label, folder in enumerate(folders or [path])
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in IMAGES
-    )
-    return folders, files
+    with _opened(path) as text:
+        start = list(itertools.islice((line for line in text if line.strip()), 30))
+    if not start:
+        raise DataError(f"{path}: the file is empty")
+    separator = _separator(start)
+    first = [name.strip() for name in next(csv.reader(start, delimiter=separator))]
+    named = not all(_is_number(name) for name in first)
+    names = first if named else [str(place) for place in range(len(first))]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: two columns have the name {twice!r}")
+    with _opened(path) as text, warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # more values than columns
+        parts = pd.read_csv(
+            text, sep=separator, header=0 if named else None, names=names, dtype=str,
+            keep_default_na=False, na_values=[""], chunksize=rows, iterator=True, index_col=False,
+            on_bad_lines="error", skipinitialspace=True,
+        )  # fmt: skip
+        with parts:
+            yield from [parts.read()] if rows is None else parts
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number."""
+def _parquet_parts(path: Path, rows: int | None) -> Iterator[DataFrame]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(f'{path}: Parquet needs pyarrow: pip install "fedrc-flwr[parquet]"')
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    if rows is None:
+        yield file.read().to_pandas()
+    else:
+        for batch in file.iter_batches(rows):
+            yield batch.to_pandas()
+
+
+def _separator(lines: list[str]) -> str:
+    """What separates the columns: what divides all lines alike, into as many as possible."""
+
+    def columns(separator: str) -> int:
+        counts = {len(row) for row in csv.reader(lines, delimiter=separator)}
+        return counts.pop() if len(counts) == 1 else 0
+
+    best = max(SEPARATORS, key=columns)
+    if columns(best) > 1:
+        return best
+    # Lines of different lengths: what is most frequent in the first one.
+    return max(SEPARATORS, key=lines[0].count)
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npz file that have one of these names."""
     try:
-        float(text)
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in names if name in content}
+    except TORN as error:
+        if "allow_pickle" in str(error):
+            raise DataError(
+                f"{path}: holds an array of objects, which is never read: save arrays of numbers "
+                "or texts"
+            ) from None
+        raise DataError(
+            f"{path}: torn or not a .npz file of plain arrays ({error})", "unreadable"
+        ) from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "."))
     except ValueError:
         return False
     return True
 
 
 def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _even(rows: Iterator[list[str]], columns: int, first: int, path: Path) -> Iterator[list[str]]:
-    for number, row in enumerate(rows, start=first):
-        if len(row) != columns:
-            raise DataError(
-                f"{path}: row {number} has {len(row)} columns, the first one has {columns}"
-            )
-        yield row
+    """The file as text: in UTF-8, or else in the encoding that office programs use."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        try:
+            while block := file.read(2**20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+            encoding = "utf-8-sig"
+        except UnicodeDecodeError:
+            encoding = "cp1252"
+    opened: IO[str] = opener(path, "rt", encoding=encoding, newline="")
+    return opened

@@ -17,10 +17,12 @@ from fedrc_flwr.data.base import Dataset, as_floats
 from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
 from fedrc_flwr.data.corruptions import corrupt, styles_for
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
-from fedrc_flwr.data.own import own_spec
+from fedrc_flwr.data.own import is_on_nodes, own_spec
 from fedrc_flwr.data.partition import split_samples
-from fedrc_flwr.data.settings import DataSettings
+from fedrc_flwr.data.schema import plain_schema
+from fedrc_flwr.data.settings import USUAL_CLIENTS, DataSettings
 from fedrc_flwr.errors import DataError
+from fedrc_flwr.words import counted
 
 TRAIN = "train"
 OBSERVE = "observe"
@@ -101,7 +103,12 @@ class Scenario:
         self._spec = spec = DATASETS.get(settings.dataset) or own_spec(settings)
         self.classes = spec.classes
         self.input_shape = spec.input_shape
-        self.clients = settings.clients
+        #: How raw samples become inputs, and the names of the classes.
+        self.schema = spec.schema or plain_schema(spec.input_shape, spec.classes)
+        self.own = settings.dataset not in DATASETS
+        #: Whether every node of a deployment brings its own data, and there is none here.
+        self.on_nodes = is_on_nodes(settings)
+        self.clients = settings.clients or USUAL_CLIENTS
         self.observers = len(settings.shares()) * spec.test_sets * settings.observers_per_concept
         #: Whether the data names the owner of each sample.
         self.grouped = bool(spec.owners)
@@ -122,7 +129,7 @@ class Scenario:
             outline = self.outline(0)
             size = outline.fit + outline.test
         fewest = 2 * len(settings.shares())
-        clients = min(settings.clients, max(math.ceil(settings.clients * scale), fewest))
+        clients = min(self.clients, max(math.ceil(self.clients * scale), fewest))
         return {"data.clients": clients, "data.samples-per-client": size}
 
     def client(self, index: int) -> ClientData:
@@ -130,7 +137,7 @@ class Scenario:
         if not 0 <= index < len(self):
             raise DataError(
                 f"client {index}: the scenario has {self.clients} training clients and "
-                f"{self.observers} observers, indices 0 to {len(self) - 1}"
+                f"{counted(self.observers, 'observer')}, indices 0 to {len(self) - 1}"
             )
         if self.grouped:
             return self._owner(index)
@@ -257,14 +264,14 @@ class Scenario:
             parts = split_samples(
                 np.tile(labels, settings.copies),
                 settings.split,
-                settings.clients,
+                self.clients,
                 settings.samples_per_client,
                 settings.alpha,
                 settings.min_samples,
                 rng,
             )
             concepts, corrupted = assign_concepts(
-                settings.shares(), settings.corrupted(), settings.clients, rng
+                settings.shares(), settings.corrupted(), self.clients, rng
             )
             self._plan = Plan([part % len(labels) for part in parts], concepts, corrupted)
         return self._plan
@@ -282,10 +289,12 @@ def node_settings(settings: DataSettings, seed: int, dataset: str, role: str) ->
     Classes and input shape are those of the run.
     """
     run = scenario_of(settings, seed)
+    plain = plain_schema(run.input_shape, run.classes)
     return replace(
         settings,
         dataset=dataset,
         directory="",
+        schema="" if run.schema == plain else run.schema.text(),
         classes=run.classes,
         input_shape=",".join(str(size) for size in run.input_shape),
         clients=1,

@@ -1,14 +1,24 @@
-"""The settings of the data: which dataset, who holds what of it, and what is shifted."""
+"""The settings of the data: which dataset, who holds which part of it, and what is shifted."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.settings import key
 
+#: The scenario of one's own data.
+NO_SCENARIO = "none"
+#: Clients of a ready-made dataset, where nothing says how many.
+USUAL_CLIENTS = 12
+#: The datasets that have a name.
+READY_MADE = (
+    "digits", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "electricity", "airline",
+)  # fmt: skip
 #: Named mixes: shares of the concepts, and of each concept's clients that are corrupted.
+USUAL_MIX = ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2))
 MIXES = {
     "paper": ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2)),
     "authors": ((0.4, 0.3, 0.3), (1 / 2, 1 / 3, 1 / 3)),
@@ -22,8 +32,8 @@ class DataSettings:
     dataset: str = key(
         "digits",
         "The data: `digits`, `fashion-mnist`, `cifar10`, `cifar100`, `tiny-imagenet`, "
-        "`electricity`, `airline`; or your own: a `.npz` or `.csv` file, a folder of images, or "
-        "`package.module:function`.",
+        "`electricity`, `airline`; or your own: a `.csv`, `.parquet` or `.npz` file, a folder of "
+        "images, or `package.module:function`.",
         common=True,
     )
     directory: str = key(
@@ -31,6 +41,27 @@ class DataSettings:
         "Directory in which datasets and relative paths are looked for. Empty: the working "
         "directory.",
         common=True,
+    )
+    label_column: str = key(
+        "",
+        "Column with the labels of your own table. Empty: one with a usual name, such as `label`, "
+        "or else the last.",
+    )
+    client_column: str = key(
+        "",
+        "Column that says which client each row of your own table belongs to; for a folder of "
+        "images, `outer` or `inner`, the folders that are clients. Empty: the column `client`.",
+    )
+    ignore: str = key("", "Columns of your own table to leave out, separated by commas.")
+    columns: str = key(
+        "",
+        "The only columns of your own table to use, separated by commas, each as `name` or "
+        "`name:kind` with the kind `number`, `category`, `text` or `date`. Empty: all.",
+    )
+    schema: str = key(
+        "",
+        "Schema of your own data: a file that `fedrc check` wrote. A run records the "
+        "content here. Empty: made from the data.",
     )
     classes: int = key(
         0,
@@ -46,9 +77,10 @@ class DataSettings:
         numbers=True,
     )
     clients: int = key(
-        12,
-        "Number of training clients. Data with a `client` column brings its own clients.",
-        low=1,
+        0,
+        "Number of training clients that the samples are dealt out to. 0: those that your own data "
+        "names, or 12 for a ready-made dataset.",
+        low=0,
         high=100_000,
         common=True,
     )
@@ -87,15 +119,17 @@ class DataSettings:
         choices=("shares", *MIXES),
     )
     concept_shares: str = key(
-        "0.5,0.25,0.25",
+        "",
         "Share of the training clients that have each concept: labels as they are, C-1-y, "
-        "(y+1) mod C, then random permutations.",
+        "(y+1) mod C, then random permutations. Empty: `0.5,0.25,0.25` for a ready-made dataset, "
+        "and your own data as it is.",
         numbers=True,
     )
     corrupted_shares: str = key(
-        "0.4,0.2,0.2",
+        "",
         "Share of each concept's clients whose images are corrupted, with one style and severity "
-        "per client.",
+        "per client. Empty: `0.4,0.2,0.2` for a ready-made dataset with the usual concepts, else "
+        "none.",
         numbers=True,
     )
     test_fraction: float = key(
@@ -151,18 +185,24 @@ class DataSettings:
 
     def listed(self) -> str:
         """The federation in columns of a list."""
-        return f"{self.clients:>4} clients  {self.dataset:<15}"
+        return f"{self.clients or USUAL_CLIENTS:>4} clients  {self.dataset:<15}"
 
     def shares(self) -> tuple[float, ...]:
         """The concepts' shares of the training clients, summing to one."""
         if self.mix in MIXES:
             return MIXES[self.mix][0]
+        if not self.concept_shares:
+            return USUAL_MIX[0] if self.dataset in READY_MADE else (1.0,)
         return _parse_shares("data.concept-shares", self.concept_shares, total=1.0)
 
     def corrupted(self) -> tuple[float, ...]:
         """Per concept, the share of its clients whose images are corrupted."""
         if self.mix in MIXES:
             return MIXES[self.mix][1]
+        if not self.corrupted_shares:
+            shares = self.shares()
+            usual = shares == USUAL_MIX[0] and self.dataset in READY_MADE
+            return USUAL_MIX[1] if usual else (0.0,) * len(shares)
         return _parse_shares("data.corrupted-shares", self.corrupted_shares, total=None)
 
     def shape(self) -> tuple[int, ...] | None:
@@ -179,6 +219,13 @@ class DataSettings:
                 "commas, such as 28,28 or 3,32,32"
             )
         return shape
+
+
+def title(scenario: str, dataset: str) -> str:
+    """What a run is called: after its scenario, or after the user's own file or function."""
+    if scenario != NO_SCENARIO:
+        return Path(scenario).stem
+    return Path(dataset.rpartition(":")[2]).name.partition(".")[0] or scenario
 
 
 def _parse_shares(name: str, text: str, total: float | None) -> tuple[float, ...]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.data.base import Dataset
-from fedrc_flwr.data.reading import csv_rows, is_number
+from fedrc_flwr.data.encoding import as_numbers, shown
+from fedrc_flwr.data.reading import read_table
 from fedrc_flwr.errors import DataError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: Fraction of the rows at each end from which a test set is taken.
 PERIOD = 0.1
@@ -32,46 +37,41 @@ def electricity(directory: Path) -> Dataset:
     """Elec2: does the price in New South Wales go up? 8 features, class UP or DOWN."""
     patterns = ["elec*.csv", "elec*.csv.gz"]
     path = _find("electricity", directory, patterns, "the Elec2 table with a header line")
-    columns = read_columns(path)
-    labels = np.array([text == "UP" for text in _column(columns, "class", path)], dtype=np.int64)
-    inputs = np.stack([numbers(_column(columns, n, path), n, path) for n in ELECTRICITY], axis=1)
-    return _split_by_time(inputs, labels, scaled=len(ELECTRICITY))
+    frame = _columns(path, [*ELECTRICITY, "class"])
+    labels = np.asarray(frame["class"] == "UP", dtype=np.int64)
+    return _split_by_time(_numbers(frame, ELECTRICITY, path), labels, scaled=len(ELECTRICITY))
 
 
 def airline(directory: Path) -> Dataset:
     """US flights: is the arrival late? Ten numbers, and three columns of names, hashed."""
     patterns = ["airline*.csv", "airline*.csv.gz"]
     path = _find("airline", directory, patterns, "flights with the 13 attributes and ArrDelay")
-    columns = {name: texts[:AIRLINE_ROWS] for name, texts in read_columns(path).items()}
-    labels = (numbers(_column(columns, "ArrDelay", path), "ArrDelay", path) > 0).astype(np.int64)
-    parts = [numbers(_column(columns, n, path), n, path)[:, None] for n in AIRLINE]
-    parts += [hash_names(_column(columns, n, path), size) for n, size in AIRLINE_NAMES.items()]
+    frame = _columns(path, [*AIRLINE, *AIRLINE_NAMES, "ArrDelay"])[:AIRLINE_ROWS]
+    labels = (_numbers(frame, ("ArrDelay",), path)[:, 0] > 0).astype(np.int64)
+    parts = [_numbers(frame, AIRLINE, path)]
+    parts += [hash_names(frame[n].tolist(), size) for n, size in AIRLINE_NAMES.items()]
     return _split_by_time(np.concatenate(parts, axis=1), labels, scaled=len(AIRLINE))
 
 
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """The texts of a CSV file by column; columns without a header line are named 0, 1, ..."""
-    with csv_rows(path) as (names, rows):
-        columns = zip(*rows, strict=True)
-        return dict(zip(names, map(list, columns), strict=False)) or {name: [] for name in names}
+def _columns(path: Path, names: list[str]) -> DataFrame:
+    frame = read_table(path)
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        raise DataError(f"{path}: has no column {absent[0]!r}, only {', '.join(frame.columns)}")
+    return frame
 
 
-def numbers(texts: list[str], name: str, path: Path) -> NDArray[np.float64]:
-    """A column of finite numbers."""
-    try:
-        values = np.array(texts, dtype=np.float64)
-    except ValueError:
-        values = np.full(len(texts), np.nan)
-        for place, text in enumerate(texts):
-            if is_number(text):
-                values[place] = float(text)
-    if not np.isfinite(values).all():
-        place = int(np.flatnonzero(~np.isfinite(values))[0])
+def _numbers(frame: DataFrame, names: tuple[str, ...], path: Path) -> NDArray[np.float64]:
+    """Columns of finite numbers, (N, D)."""
+    numbers = np.stack([as_numbers(frame[name]) for name in names], axis=1)
+    if not np.isfinite(numbers).all():
+        row, column = np.argwhere(~np.isfinite(numbers))[0]
+        name = names[column]
         raise DataError(
-            f"{path}: column {name!r} holds {texts[place]!r} in its row {place + 1}, expected a "
-            "number"
+            f"{path}: column {name!r} holds {shown(frame[name].iloc[row])} in its row {row + 1}, "
+            "expected a number"
         )
-    return values
+    return numbers
 
 
 def hash_names(names: list[str], size: int) -> NDArray[np.float64]:
@@ -88,12 +88,6 @@ def _find(name: str, directory: Path, patterns: list[str], what: str) -> Path:
             "into a directory and set data.directory to it"
         )
     return found[0]
-
-
-def _column(columns: dict[str, list[str]], name: str, path: Path) -> list[str]:
-    if name not in columns:
-        raise DataError(f"{path}: has no column {name!r}, only {', '.join(columns)}")
-    return columns[name]
 
 
 def _split_by_time(inputs: NDArray[np.float64], labels: NDArray[np.int64], scaled: int) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ import pytest
 from PIL import Image
 
 from fedrc_flwr.config import load_config
+from fedrc_flwr.data.encoding import NUMBER, Column
 from fedrc_flwr.data.own import located, own_facts
-from fedrc_flwr.data.scenario import GroundTruth, Scenario, node_client, node_settings
+from fedrc_flwr.data.scenario import (
+    GroundTruth,
+    Scenario,
+    node_client,
+    node_settings,
+    scenario_of,
+)
+from fedrc_flwr.data.schema import Schema
 from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.errors import ConfigError, DataError
 
@@ -26,7 +35,7 @@ def data_of(**keys: Any) -> DataSettings:
 
 
 def settings_for(dataset: Path | str, **keys: Any) -> DataSettings:
-    plain = {"clients": 2, "alpha": "inf", "concept_shares": "1", "corrupted_shares": "0"}
+    plain = {"clients": 2, "alpha": "inf"}
     return data_of(**{**plain, "dataset": str(dataset), **keys})
 
 
@@ -37,6 +46,11 @@ def scenario_for(dataset: Path | str, seed: int = SEED, **keys: Any) -> Scenario
 def arrays(samples: int = 40, classes: int = 4) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {"x": rng.random((samples, 6)), "y": np.arange(samples) % classes}
+
+
+def as_the_network_sees(x: np.ndarray, scenario: Scenario) -> np.ndarray:
+    """Centred and scaled by the figures that the schema names."""
+    return ((x - scenario.schema.centre) / np.array(scenario.schema.scale)).astype(np.float32)
 
 
 def npz(folder: Path, **content: Any) -> Path:
@@ -73,7 +87,7 @@ def test_samples_marked_as_observers_are_what_observers_get(tmp_path: Path) -> N
     scenario = scenario_for(path)
 
     held = np.concatenate([scenario.client(2).fit.inputs, scenario.client(2).test.inputs])
-    expected = content["x"][:12].astype(np.float32)
+    expected = as_the_network_sees(content["x"][:12], scenario)
     assert {row.tobytes() for row in held} == {row.tobytes() for row in expected}
 
 
@@ -85,14 +99,18 @@ def test_without_observers_nothing_is_held_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", ["a,y,b\n", ""])
 def test_csv_label_is_the_column_y_or_the_last(tmp_path: Path, header: str) -> None:
-    rows = [f"{row},{row % 2},0.5" if header else f"{row},0.5,{row % 2}" for row in range(20)]
+    values = [(row % 7, row % 2, row % 3) for row in range(40)]
+    rows = [f"{a},{y},{b}" if header else f"{a},{b},{y}" for a, y, b in values]
     path = csv(tmp_path, header + "\n".join(rows))
 
-    scenario = scenario_for(path, test_fraction=0)
+    scenario = scenario_for(path, test_fraction=0, clients=1, observers_per_concept=0)
 
     client = scenario.client(0)
+    a, b = scenario.schema.columns
     assert (scenario.classes, scenario.input_shape) == (2, (2,))
-    np.testing.assert_array_equal(client.fit.inputs[:, 0] % 2, client.fit.labels)
+    raw = client.fit.inputs * [a.scale, b.scale] + [a.centre, b.centre]
+    found = sorted(zip(*raw.round().T.tolist(), client.fit.labels.tolist(), strict=True))
+    assert found == sorted((a, b, y) for a, y, b in values)
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("L", (6, 5)), ("RGB", (3, 6, 5))])
@@ -137,7 +155,7 @@ def test_function_gives_the_arrays(module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("bad", DataError, "returned list, expected a dict"),
+        ("bad", DataError, "returned list, expected a table, or a dict"),
         ("failing", DataError, "RuntimeError: no disk"),
         ("number", ConfigError, "has no function 'number'"),
         ("missing", ConfigError, "has no function 'missing'"),
@@ -186,7 +204,7 @@ def test_clients_of_the_file_are_the_clients(tmp_path: Path) -> None:
         GroundTruth(1, "scan"), GroundTruth(1, "photo"), GroundTruth(0, "photo"),
     ]  # fmt: skip
     assert [(len(c.fit), len(c.test)) for c in clients] == [(9, 1), (9, 1), (5, 5)]
-    pairs = zip(content["x"].astype(np.float32), content["y"], strict=True)
+    pairs = zip(as_the_network_sees(content["x"], scenario), content["y"], strict=True)
     rows = {row.tobytes(): label for row, label in pairs}
     for client in clients:
         for split in (client.fit, client.test):
@@ -196,7 +214,7 @@ def test_clients_of_the_file_are_the_clients(tmp_path: Path) -> None:
 def test_numbered_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     lines = [
         "client,a,y",
-        *(f"{client},1.5,{row % 2}" for client in (10, 9, 2) for row in range(4)),
+        *(f"{client},{row % 3},{row % 2}" for client in (10, 9, 2) for row in range(8)),
     ]
 
     scenario = scenario_for(csv(tmp_path, "\n".join(lines)))
@@ -206,25 +224,55 @@ def test_numbered_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> 
     assert scenario.outline(0).truth == GroundTruth(-1, "none")
 
 
-def test_client_with_one_sample_or_one_class_is_a_client(tmp_path: Path) -> None:
-    content = arrays(11)
-    content["y"][1:] = 2
-    path = npz(tmp_path, **content, client=np.array([0] + [1] * 10))
+def test_client_with_one_class_is_a_client(tmp_path: Path) -> None:
+    content = arrays(24)
+    content["y"][12:] = 2
+    path = npz(tmp_path, **content, client=np.repeat([0, 1], 12))
 
-    scenario = scenario_for(path, classes=4)
+    other = scenario_for(path).client(1)
 
-    one, other = scenario.client(0), scenario.client(1)
-    assert (len(one.fit), len(one.test)) == (1, 0)
-    assert (len(other.fit), len(other.test), set(other.fit.labels)) == (9, 1, {2})
+    assert (len(other.fit), len(other.test), set(other.fit.labels)) == (11, 1, {2})
+
+
+def test_labels_by_name_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
+    content = arrays()
+    names = np.array(["flu", "cold", "asthma", "flu"])[content["y"]]
+    path = npz(tmp_path, x=content["x"], y=names, client=np.arange(40) % 2)
+
+    scenario = scenario_for(path, test_fraction=0)
+
+    assert scenario.schema.classes == ("asthma", "cold", "flu")
+    counts = np.bincount(np.r_[scenario.client(0).fit.labels, scenario.client(1).fit.labels])
+    assert counts.tolist() == [10, 10, 20]
+
+
+def test_own_data_is_neither_relabelled_nor_corrupted_nor_split_unless_asked_for(
+    tmp_path: Path,
+) -> None:
+    content = {**arrays(), "x": np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)}
+    path = npz(tmp_path, **content)
+
+    with pytest.raises(DataError, match=r"which client each row.*data.clients=12"):
+        scenario_of(data_of(dataset=str(path)), SEED)
+    dealt = scenario_of(data_of(dataset=str(path), clients=4), SEED)
+    clients = [dealt.client(index) for index in range(4)]
+
+    assert {client.truth for client in clients} == {GroundTruth(0, "none")}
+    rows = {row.tobytes(): label for row, label in zip(content["x"], content["y"], strict=True)}
+    for client in clients:
+        pixels = (client.fit.inputs * 255).round().astype(np.uint8)
+        assert [rows[image.tobytes()] for image in pixels] == client.fit.labels.tolist()
+
+
+def test_own_data_can_be_shifted_where_that_is_asked_for(tmp_path: Path) -> None:
+    settings = settings_for(npz(tmp_path, **arrays()), concept_shares="0.5,0.5")
+
+    scenario = Scenario(settings, SEED)
+
+    assert sorted(scenario.client(index).truth.concept for index in range(2)) == [0, 1]
 
 
 # --- refusals -----------------------------------------------------------------------------------
-
-
-def with_nan() -> dict[str, np.ndarray]:
-    content = arrays()
-    content["x"][7, 2] = np.nan
-    return content
 
 
 @pytest.mark.parametrize(
@@ -237,17 +285,12 @@ def with_nan() -> dict[str, np.ndarray]:
         ({"x": np.ones((0, 2)), "y": np.arange(0)}, "holds no samples"),
         ({"x": np.ones(4), "y": np.arange(4)}, "expected numbers, \\(N, ...\\)"),
         ({"x": np.full((4, 2), "a"), "y": np.arange(4)}, "expected numbers"),
-        ({"x": np.ones((2, 2)), "y": np.array([0.5, 1])}, "whole numbers from 0"),
-        ({"x": np.ones((2, 2)), "y": np.array(["a", "b"])}, "whole numbers from 0"),
-        ({"x": np.ones((2, 2)), "y": np.array([0, -1])}, "label -1 of sample 1"),
-        (with_nan(), "sample 7 of x holds NaN"),
+        ({"x": np.ones((4, 2)), "y": np.ones((4, 1))}, "y has the shape \\(4, 1\\)"),
+        ({**arrays(), "y": np.zeros(40)}, "'0' in every row: there is nothing to tell apart"),
+        ({**arrays(), "y": np.arange(40) / 7}, "40 different numbers.*looks like a quantity"),
         ({**arrays(), "concept": np.zeros(40)}, "concept without client"),
         ({**arrays(), "observer": np.ones(40)}, "none are left to train"),
-        (
-            {**arrays(), "client": np.zeros(40), "observer": np.ones(40)},
-            "all clients are observers",
-        ),
-        ({**arrays(), "client": np.zeros(40), "observer": np.arange(40) < 9}, "some rows only"),
+        ({"x": np.full((40, 3, 3), np.nan), "y": arrays()["y"]}, "sample 0 of x holds NaN"),
     ],
 )
 def test_arrays_that_cannot_be_trained_on_are_refused(
@@ -261,8 +304,37 @@ def test_arrays_that_cannot_be_trained_on_are_refused(
     assert str(path) in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"observer": np.ones(40)}, "all clients are observers"),
+        ({"observer": np.arange(40) < 9}, "some rows only"),
+        ({"client": np.zeros(40)}, "names one client"),
+        ({"client": np.minimum(np.arange(40), 2)}, "2 clients of 'client' with a single row: 0, 1"),
+    ],
+)
+def test_clients_that_make_no_federation_are_refused(
+    tmp_path: Path, more: dict[str, np.ndarray], words: str
+) -> None:
+    path = npz(tmp_path, **{**arrays(), "client": np.arange(40) % 2, **more})
+
+    with pytest.raises(DataError, match=words):
+        scenario_for(path, clients=0)
+
+
+def test_missing_numbers_of_arrays_become_the_centre(tmp_path: Path) -> None:
+    content = arrays()
+    content["x"][7, 2] = np.nan
+    scenario = scenario_for(npz(tmp_path, **content, client=np.arange(40) // 20), test_fraction=0)
+
+    inputs = scenario.client(0).fit.inputs
+
+    assert np.isfinite(inputs).all()
+    assert (inputs[:, 2] == 0).sum() == 1
+
+
 def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="label 3 of sample 3: expected numbers from 0 to 2"):
+    with pytest.raises(DataError, match=r"the label y has 4 classes, but data\.classes says 3"):
         scenario_for(npz(tmp_path, **arrays()), classes=3)
 
 
@@ -282,25 +354,24 @@ def test_object_arrays_are_refused_and_never_unpickled(
     monkeypatch.chdir(tmp_path)
     path = npz(tmp_path, x=np.array([[Program()]], dtype=object), y=np.zeros(1))
 
-    with pytest.raises(DataError, match="object arrays are never read"):
+    with pytest.raises(DataError, match="array of objects, which is never read"):
         scenario_for(path)
 
     assert not (tmp_path / "unpickled").exists()
 
 
+ROWS = "".join(f"{row},{row % 5},{row % 2}\n" for row in range(30))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,y\n1,0\ncheap,1\n", "column 'a' holds 'cheap' in its row 2, expected a number"),
-        ("a,y\n1,0\nnan,1\n", "column 'a' holds 'nan' in its row 2"),
-        ("a,y\n1,0\n2\n", "row 3 has 1 columns, the first one has 2"),
-        ("a,y\n1,yes\n", "column 'y' holds 'yes'"),
-        ("a,y\n", "holds no samples"),
+        ("a,b,y\n", "holds no samples"),
         ("", "the file is empty"),
-        ("y\n1\n", "no columns besides the labels"),
-        ("client\n1\n", "no column of labels"),
-        ("a,a,y\n1,2,0\n", "two columns have the same name"),
-        ("a,observer,client,y\n1,perhaps,0,0\n", "expected true or false"),
+        ("y\n" + "1\n0\n" * 9, "no column is left to learn from"),
+        ("a,a,y\n" + ROWS, "two columns have the name 'a'"),
+        ("a,observer,y\n" + ROWS, "expected true or false"),
+        ("a,b,y\n" + ROWS + "1,2,3,4\n", "Expected 3 fields in line 32, saw 4"),
     ],
 )
 def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -315,7 +386,8 @@ def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, wor
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [("own.npz", b"PK torn", "own.npz"), ("own.csv", b"\xff\xfe\x00", "own.csv"),
-     ("own.txt", b"", "expected a .npz, .csv")],
+     ("own.txt", b"", "expected a .csv, .tsv, .parquet or .npz file"),
+     ("own.parquet", b"torn", "own.parquet")],
 )  # fmt: skip
 def test_file_that_cannot_be_read_is_refused(
     tmp_path: Path, name: str, content: bytes, words: str
@@ -327,13 +399,15 @@ def test_file_that_cannot_be_read_is_refused(
 
 
 def test_images_of_two_sizes_or_none_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="a subfolder per class"):
         scenario_for(tmp_path)
-    Image.new("L", (5, 5)).save(tmp_path / "cat" / "a.png")
+    for place in range(8):
+        Image.new("L", (5, 5)).save(tmp_path / ("cat", "dog")[place % 2] / f"{place}.png")
     Image.new("L", (5, 6)).save(tmp_path / "cat" / "b.png")
 
-    with pytest.raises(DataError, match=r"b.png: is 6 x 5 pixels, a.png is 5 x 5"):
+    with pytest.raises(DataError, match=r"b.png: is 6 x 5 pixels, 0.png is 5 x 5"):
         scenario_for(tmp_path, seed=1)
 
 
@@ -345,12 +419,17 @@ def test_broken_image_is_refused_by_name(tmp_path: Path) -> None:
         scenario_for(tmp_path)
 
 
-def test_own_pixels_beyond_1_are_not_corrupted(tmp_path: Path) -> None:
-    path = npz(tmp_path, x=np.full((40, 8, 8), 200.0), y=np.arange(40) % 2)
-    scenario = scenario_for(path, corrupted_shares="1")
+def test_own_pixels_beyond_1_are_scaled_by_one_pair_of_numbers(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).normal(120, 40, (40, 8, 8))
+    path = npz(tmp_path, x=pixels, y=np.arange(40) % 2)
 
+    scenario = scenario_for(path, clients=1, test_fraction=0, observers_per_concept=0)
+
+    assert (scenario.schema.centre, scenario.schema.scale) == ((120.0,), (40.0,))
+    inputs = scenario.client(0).fit.inputs
+    np.testing.assert_allclose(np.sort(inputs.ravel()), np.sort((pixels.ravel() - 120) / 40), 1e-5)
     with pytest.raises(DataError, match="pixels from 0 to 1"):
-        scenario.client(0)
+        scenario_for(path, corrupted_shares="1").client(0)
 
 
 def test_unknown_name_is_told_with_the_known_ones(tmp_path: Path) -> None:
@@ -430,3 +509,14 @@ def test_files_are_named_by_whole_paths_for_an_app_that_runs_elsewhere(
     assert whole("cifar10") == ("cifar10", str(tmp_path))
     assert whole("own.npz") == (str(tmp_path / "own.npz"), str(tmp_path))
     assert whole("package:function") == ("package:function", str(tmp_path))
+
+
+def test_table_with_a_schema_is_not_dealt_out_unasked(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age;code\n" + "70;flu\n30;cold\n" * 20)
+    schema = Schema(("cold", "flu"), (Column("age", NUMBER),), "code").text()
+    settings = DataSettings(dataset=str(tmp_path / "a.csv"), schema=schema)
+
+    with pytest.raises(DataError, match="the schema names no column that says which client"):
+        Scenario(settings, seed=0)
+
+    assert Scenario(replace(settings, clients=4), seed=0).clients == 4
