@@ -60,7 +60,8 @@ class APFL(FedAvg):
         velocities = [torch.zeros_like(network.trainable) for _ in range(2)]
         inputs, labels = client.tensors(client.fit)
         settings = self.local_settings(len(client.fit))
-        batches = batch_gradients(bank, inputs, labels, settings, client.rng)
+        emphasis = step.emphasis(settings)[:, 0]
+        batches = batch_gradients(bank, inputs, labels, emphasis, settings, client.rng)
         for number, gradient in enumerate(batches):
             network.vector.copy_(shared)
             at_shared = gradient() + proximal_pull((shared - start)[:count], settings)

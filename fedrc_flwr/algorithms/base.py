@@ -17,13 +17,23 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.algorithms.server import ServerHalf
 from fedrc_flwr.algorithms.step import ClientRuntime, Step
 from fedrc_flwr.data.scenario import TRAIN, Split
+from fedrc_flwr.discovery import fingerprint
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.errors import DivergedError
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.metrics import Counts, Evaluation, tally
 from fedrc_flwr.sgd import active_clusters
 from fedrc_flwr.state import ClientState
-from fedrc_flwr.training import accuracy, log_probabilities, losses_of, mix, score, train
+from fedrc_flwr.training import (
+    accuracy,
+    features,
+    log_probabilities,
+    losses_of,
+    mix,
+    score,
+    train,
+)
 
 
 class ClusteredAlgorithm(ServerHalf):
@@ -58,6 +68,7 @@ class ClusteredAlgorithm(ServerHalf):
         settings = self.local_settings(len(client.fit))
         inputs, labels = client.tensors(client.fit)
         active = active_clusters(weights, settings)
+        weights = weights * step.emphasis(settings)
         deltas = train(
             client.bank, inputs, labels, weights, active, settings, client.rng, client.first_pass
         )
@@ -80,6 +91,7 @@ class ClusteredAlgorithm(ServerHalf):
         Raises ``DivergedError`` if the result holds NaN or infinity.
         """
         state = state.moved_to(broadcast.membership)
+        measured, scatter, state = self._measured(broadcast, state, client)
         inputs, labels = client.tensors(client.fit)
         own = self.personal(broadcast, state)
         if own is not None and len(broadcast.models) == 1:
@@ -101,8 +113,11 @@ class ClusteredAlgorithm(ServerHalf):
         em.check_distribution(state.mixture_weights, (clusters,), f"{self.name}.expectation")
         state = replace(state, round=broadcast.round)
         step = Step(broadcast, state, client, losses)
-        updates, state = self.maximisation(step, responsibilities)
-        counts, table, state = self._statistics(responsibilities, losses, client, state)
+        updates: dict[int, Vector] = {}
+        if not broadcast.phase.listens:
+            updates, state = self.maximisation(step, responsibilities)
+        step = replace(step, state=state)
+        counts, table, state = self._statistics(responsibilities, step)
         weights = state.mixture_weights
         if own is not None and clusters > 1:
             client.bank.load([own], None)
@@ -119,6 +134,8 @@ class ClusteredAlgorithm(ServerHalf):
             noise=client.noise,
             releases=state.releases,
             metrics=metrics,
+            fingerprint=measured,
+            scatter=scatter,
         )
         self._check_finite(reply.is_finite(), broadcast.round, "what would be sent")
         self._check_finite(state.is_finite(), broadcast.round, "what would be kept")
@@ -131,16 +148,51 @@ class ClusteredAlgorithm(ServerHalf):
                 "local.learning-rate"
             )
 
+    def _measured(
+        self, broadcast: Broadcast, state: ClientState, client: ClientRuntime
+    ) -> tuple[Floats | None, Floats | None, ClientState]:
+        """The client's fingerprint and scatter as they are sent, if they are asked for.
+
+        Each of the two has a norm of at most the number of samples once it is divided by its unit,
+        as the label counts have.
+        """
+        if not broadcast.phase.measures:
+            return None, None, state
+        yardstick, bank = broadcast.yardstick, client.bank
+        if yardstick is None:
+            bank.load(broadcast.models, broadcast.body)
+        elif broadcast.body is None:
+            bank.load([yardstick], None)
+        else:
+            bank.load([], yardstick)
+        inputs, _ = client.tensors(client.fit)
+        taken = fingerprint.take(features(bank, inputs), client.fit.labels, client.classes)
+        if client.noise > 0:
+            parts = [part / unit for part, unit in zip(taken, fingerprint.UNITS, strict=True)]
+            norm = self.privacy.sensitivity(len(client.fit), len(parts))
+            released = privacy.release(parts, norm, client.noise, client.noise_rng)
+            noisy = [part * unit for part, unit in zip(released, fingerprint.UNITS, strict=True)]
+            state = replace(state, releases=state.releases + len(parts))
+            return noisy[0], noisy[1], state
+        return taken[0], taken[1], state
+
     def _statistics(
-        self, responsibilities: Floats, losses: Floats, client: ClientRuntime, state: ClientState
+        self, responsibilities: Floats, step: Step
     ) -> tuple[Floats, Floats | None, ClientState]:
-        """The counts, and the loss table if merging is on, as they are sent."""
+        """The counts, and the loss table if merging is on, as they are sent.
+
+        Rare labels count as much in the table as in training, or clusters that disagree about them
+        alone would be merged. With noise they do not, because the table's norm must be bounded.
+        """
+        client, losses, state = step.client, step.losses, step.state
+        compares = step.broadcast.phase.compares
         counts = em.count_labels(responsibilities, client.fit.labels, client.classes)
         if client.noise <= 0:
-            return counts, responsibilities.T @ losses if self.sends_losses else None, state
+            weights = responsibilities * step.emphasis(self.local)
+            return counts, weights.T @ losses if compares else None, state
         parts = [counts]
         unit = adaptive.table_unit(losses.shape[1], client.classes)
-        if self.sends_losses:
+        if compares:
             bound = adaptive.loss_bound(client.classes)
             parts.append(em.bounded_excess(responsibilities, losses, bound) / unit)
         norm = self.privacy.sensitivity(len(client.fit), len(parts))
@@ -161,8 +213,8 @@ class ClusteredAlgorithm(ServerHalf):
 
     def evaluate(
         self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
-    ) -> dict[str, float]:
-        """Accuracy and loss on the test part; without a state, weights come from the fit part.
+    ) -> Evaluation:
+        """How well the models do on the test part; without a state, weights come from the fit part.
 
         A training client also reports the accuracy on the fit part and, with ``fine-tune``, the
         test accuracy after one local epoch. An observer never trains.
@@ -178,17 +230,29 @@ class ClusteredAlgorithm(ServerHalf):
             weights = state.moved_to(broadcast.membership).mixture_weights
             em.check_distribution(weights, (len(broadcast.models),), "the client's state")
         cluster = float(broadcast.membership.clusters[int(weights.argmax())])
+        counts = client.confusion and len(client.test) > 0
+        right = self._right_by_cluster(client, len(weights)) if counts else None
         own = self.personal(broadcast, state)
         if own is not None:
             client.bank.load([own], None)
             weights = np.ones(1)
         metrics = self._judge(client, weights, "") | {"cluster": cluster}
+        counted = None
+        if right is not None:
+            probabilities, labels = self._predict(client, client.test, weights)
+            counted = tally(probabilities.double().cpu().numpy(), labels.cpu().numpy(), right)
         if client.role == TRAIN:
             metrics["fit_accuracy"] = accuracy(*self._predict(client, client.fit, weights))
             if self.settings.tunes():
-                self._fine_tune(client, weights)
+                self._fine_tune(client, weights, broadcast)
                 metrics |= self._judge(client, weights, "fine_tuned_")
-        return metrics
+        return Evaluation(metrics, counted)
+
+    def _right_by_cluster(self, client: ClientRuntime, clusters: int) -> Counts:
+        """Test samples that each network in the bank predicts right on its own, (K,)."""
+        inputs, labels = client.tensors(client.test)
+        predicted = log_probabilities(client.bank, inputs, clusters).argmax(dim=2)
+        return (predicted == labels[:, None]).sum(dim=0).cpu().numpy()
 
     def _predict(
         self, client: ClientRuntime, split: Split, weights: Floats
@@ -209,13 +273,14 @@ class ClusteredAlgorithm(ServerHalf):
             f"{prefix}loss": float(-right),
         }
 
-    def _fine_tune(self, client: ClientRuntime, weights: Floats) -> None:
+    def _fine_tune(self, client: ClientRuntime, weights: Floats, broadcast: Broadcast) -> None:
         """FedRC-FT: one local epoch of every cluster, weighted by the client's mixture weights."""
         inputs, labels = client.tensors(client.fit)
         everyone = np.repeat(weights[None, :], len(client.fit), axis=0)
         settings = replace(self.local_settings(len(client.fit)), epochs=1)
         active = active_clusters(everyone, settings)
-        train(client.bank, inputs, labels, everyone, active, settings, client.rng)
+        emphasis = settings.emphasis(broadcast.label_prior)[: len(weights), client.fit.labels].T
+        train(client.bank, inputs, labels, everyone * emphasis, active, settings, client.rng)
 
 
 def _without_diagonal(table: Floats) -> Floats:

@@ -14,6 +14,7 @@ from fedrc_flwr.algorithms.settings import AlgorithmSettings
 from fedrc_flwr.algorithms.step import ClientRuntime, Step
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, ClientState, Membership, ServerState
@@ -65,7 +66,7 @@ class CFL(IFCA):
 
     def evaluate(
         self, broadcast: Broadcast, state: ClientState | None, client: ClientRuntime
-    ) -> dict[str, float]:
+    ) -> Evaluation:
         """A client that was moved to a new cluster is evaluated there right away."""
         if state is not None and broadcast.assigned >= 0:
             clusters = broadcast.membership.clusters

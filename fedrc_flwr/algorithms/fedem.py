@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedrc_flwr.algorithms.fedrc import FedRC, FedRCSettings
 from fedrc_flwr.algorithms.messages import Phase
+from fedrc_flwr.state import ServerState
 
 
 class FedEM(FedRC):
@@ -14,7 +15,8 @@ class FedEM(FedRC):
     name = "fedem"
     title = "FedEM"
     Settings = FedRCSettings
+    keeps_places = False
 
-    def phase(self, round_number: int) -> Phase:
+    def phase(self, round_number: int, state: ServerState) -> Phase:
         """FedEM does not correct for labels."""
-        return replace(super().phase(round_number), prior=False)
+        return replace(super().phase(round_number, state), prior=False)

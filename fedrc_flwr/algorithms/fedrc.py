@@ -8,20 +8,25 @@ import numpy as np
 
 from fedrc_flwr import em
 from fedrc_flwr.adaptive import AdaptiveSettings
-from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.discovering import (
+    FALLBACK,
+    Discovering,
+    DiscoverySettings,
+)
 from fedrc_flwr.algorithms.messages import Broadcast, Phase
-from fedrc_flwr.algorithms.settings import ClusterSettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import AdamMoments, AdamSettings, Floats, Labels
 from fedrc_flwr.settings import key
-from fedrc_flwr.state import ClientState
+from fedrc_flwr.state import ClientState, ServerState
 
 SETTLED = 1e-6  # largest change of a mixture weight at which `assign` stops
 MOST_STEPS = 100  # of `assign`
+#: Annealing of a run in which nothing could be discovered: rounds, and the exponent at the start.
+FALLBACK_ANNEALING, FALLBACK_START = 20, 0.05
 
 
 @dataclass(frozen=True)
-class FedRCSettings(ClusterSettings, AdaptiveSettings):
+class FedRCSettings(DiscoverySettings, AdaptiveSettings):
     """Settings of FedRC."""
 
     clustering: str = key(
@@ -61,7 +66,7 @@ class FedRCSettings(ClusterSettings, AdaptiveSettings):
         return self.clustering
 
 
-class FedRC(ClusteredAlgorithm):
+class FedRC(Discovering):
     """Clients weight each sample between the clusters, corrected by the clusters' label prior."""
 
     name = "fedrc"
@@ -70,14 +75,20 @@ class FedRC(ClusteredAlgorithm):
     settings: FedRCSettings
     trains_scored = True
 
-    @property
-    def adaptation(self) -> AdaptiveSettings | None:
-        """Clusters are removed and merged as set."""
-        return self.settings
+    def adaptation(self, state: ServerState) -> AdaptiveSettings | None:
+        """Clusters are removed and merged as set; with discovery, only if that found nothing."""
+        if not self.settings.discovers():
+            return self.settings
+        return AdaptiveSettings(adaptive=True, merge=True) if FALLBACK in state.numbers else None
 
-    def phase(self, round_number: int) -> Phase:
+    def phase(self, round_number: int, state: ServerState) -> Phase:
         """The E-step of a round: annealed at first, and with the label prior while it is used."""
         settings = self.settings
+        if state.numbers.get(FALLBACK):
+            since = round_number - int(state.numbers[FALLBACK])
+            return Phase(exponent=em.annealing_exponent(since, FALLBACK_ANNEALING, FALLBACK_START))
+        if settings.discovers():
+            return Phase()
         by_client = settings.annealing_by == "client"
         return Phase(
             exponent=em.annealing_exponent(
@@ -93,8 +104,11 @@ class FedRC(ClusteredAlgorithm):
     def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """One E-step from the client's mixture weights, plain or by FedRC-Adam."""
         losses, labels, state, phase = step.losses, step.labels, step.state, step.broadcast.phase
-        prior = _label_prior(step.broadcast)
-        if phase.pooled:
+        prior = self._label_prior(step.broadcast)
+        if phase.listens:
+            weights = self.assign(losses, labels, step.broadcast)
+            responsibilities = em.e_step(losses, weights, prior, labels)
+        elif phase.pooled:
             responsibilities = em.pooled_e_step(losses, prior, labels, phase.exponent)
         else:
             responsibilities = em.e_step(
@@ -121,14 +135,14 @@ class FedRC(ClusteredAlgorithm):
     def assign(self, losses: Floats, labels: Labels, broadcast: Broadcast) -> Floats:
         """E-steps on fixed models until the mixture weights settle."""
         weights = np.full(losses.shape[1], 1.0 / losses.shape[1])
+        prior = self._label_prior(broadcast)
         for _ in range(MOST_STEPS):
-            responsibilities = em.e_step(losses, weights, _label_prior(broadcast), labels)
+            responsibilities = em.e_step(losses, weights, prior, labels)
             previous, weights = weights, em.update_mixture_weights(responsibilities)
             if np.abs(weights - previous).max() < SETTLED:
                 break
         return weights
 
-
-def _label_prior(broadcast: Broadcast) -> Floats | None:
-    """C_{y,k}, or None in rounds whose E-step does not use it."""
-    return broadcast.label_prior if broadcast.phase.prior else None
+    def _label_prior(self, broadcast: Broadcast) -> Floats | None:
+        """C_{y,k} as the models were trained, or None in rounds whose E-step does not use it."""
+        return self.local.trained_prior(broadcast.label_prior) if broadcast.phase.prior else None

@@ -9,7 +9,7 @@ import numpy as np
 from fedrc_flwr import em
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
-from fedrc_flwr.algorithms.settings import ModelsSettings
+from fedrc_flwr.algorithms.settings import ClusteredSettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.layout import Vector
@@ -22,7 +22,7 @@ PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
-class FedSoftSettings(ModelsSettings):
+class FedSoftSettings(ClusteredSettings):
     """Settings of FedSoft."""
 
     every: int = key(2, "Rounds between two updates of the importance weights.", low=1)
@@ -71,8 +71,8 @@ class FedSoft(ClusteredAlgorithm):
         client.bank.load([centre], None)
         inputs, labels = client.tensors(client.fit)
         settings = self.local_settings(len(client.fit))
-        everything = np.ones((len(client.fit), 1))
-        deltas = train(client.bank, inputs, labels, everything, [0], settings, client.rng)
+        emphasis = step.emphasis(settings) @ weights[:, None]
+        deltas = train(client.bank, inputs, labels, emphasis, [0], settings, client.rng)
         personal = centre + deltas.clusters[0]
         foremost = int(weights.argmax())
         updates = {foremost: personal - broadcast.models[foremost]}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedrc_flwr.algorithms.ifca import IFCA
-from fedrc_flwr.algorithms.settings import ClusterSettings
+from fedrc_flwr.algorithms.settings import SharedBodySettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
@@ -21,7 +21,7 @@ class FeSEM(IFCA):
 
     name = "fesem"
     title = "FeSEM"
-    Settings = ClusterSettings
+    Settings = SharedBodySettings
     trains_scored = False  # the first cluster is drawn before the batches
 
     def expectation(self, step: Step) -> tuple[Floats, ClientState]:

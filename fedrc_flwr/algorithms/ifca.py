@@ -8,7 +8,7 @@ import numpy as np
 
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast
-from fedrc_flwr.algorithms.settings import AlgorithmSettings, ClusterSettings
+from fedrc_flwr.algorithms.settings import AlgorithmSettings, SharedBodySettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.state import ClientState
@@ -19,7 +19,7 @@ class IFCA(ClusteredAlgorithm):
 
     name = "ifca"
     title = "IFCA"
-    Settings: ClassVar[type[AlgorithmSettings]] = ClusterSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = SharedBodySettings
     absent_is_zero = False
     trains_scored = True
 

@@ -55,7 +55,8 @@ class LocalOnly(FedAvg):
         client.bank.load([start], None)
         inputs, labels = client.tensors(client.fit)
         settings = self.local_settings(len(client.fit))
-        deltas = train(client.bank, inputs, labels, responsibilities, [0], settings, client.rng)
+        weights = responsibilities * step.emphasis(settings)
+        deltas = train(client.bank, inputs, labels, weights, [0], settings, client.rng)
         personal = start + deltas.clusters[0]
         shared = {0: personal - broadcast.models[0]} if self.settings.share_models else {}
         return shared, replace(step.state, vectors={PERSONAL: personal})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from fedrc_flwr.adaptive import Adaptation
-from fedrc_flwr.aggregation import UpdateSums
+from fedrc_flwr.aggregation import BODY, UpdateSums
 from fedrc_flwr.em import Floats
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
@@ -26,11 +27,19 @@ class Phase:
     exponent : the inverse temperature of the E-step; 1 is the paper's
     pooled : whether all samples of a client get the same responsibilities
     prior : whether the E-step divides by the label prior
+    compares : whether clients send their loss tables, by which clusters are merged
+    measures : whether the client sends its fingerprint
+    listens : whether the client only reports its mixture weights, and trains nothing
+    decides : whether all models are compared, so that everybody receives them
     """
 
     exponent: float = 1.0
     pooled: bool = False
     prior: bool = True
+    compares: bool = False
+    measures: bool = False
+    listens: bool = False
+    decides: bool = False
 
     @property
     def annealed(self) -> bool:
@@ -43,7 +52,8 @@ class Broadcast:
     """What the server sends to a client, in training and in evaluation.
 
     ``parameters`` and ``body_parameters`` are how many of the leading numbers of a model and of the
-    body are parameters; the rest are running statistics.
+    body are parameters; the rest are running statistics. ``yardstick`` is the network with which
+    the client takes its fingerprint, if that is not the one model that was sent.
     """
 
     round: int
@@ -55,11 +65,26 @@ class Broadcast:
     label_prior: Floats
     phase: Phase
     assigned: int = -1  # id of the cluster that the server assigned, if it does
+    yardstick: Vector | None = None
 
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        body = 0 if self.body is None else self.body.nbytes
-        return sum(model.nbytes for model in self.models) + body + self.label_prior.nbytes
+        others = sum(v.nbytes for v in (self.body, self.yardstick) if v is not None)
+        return sum(model.nbytes for model in self.models) + others + self.label_prior.nbytes
+
+    def kind(self) -> tuple[object, ...]:
+        """What distinguishes a round's messages: two of the same kind are the same."""
+        return (self.membership.clusters, self.phase, self.assigned, self.yardstick is None)
+
+    def narrowed(self, clusters: tuple[int, ...]) -> Broadcast:
+        """The same for a client that takes part in these clusters only."""
+        rows = [self.membership.clusters.index(c) for c in clusters]
+        return replace(
+            self,
+            membership=replace(self.membership, clusters=clusters),
+            models=[self.models[k] for k in rows],
+            label_prior=self.label_prior[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -72,6 +97,8 @@ class Reply:
     label_counts : (K, C), noisy where the client adds noise
     cross_losses : (K, K), sums over samples of responsibility for a times loss of b, or None; with
         noise, times the bounded difference between the losses of b and a
+    fingerprint : (C, 1 + D), for each label the number of samples and the sum of their features, if
+        it was asked for; ``scatter``, (D, D), is that of the features within labels
     """
 
     samples: int
@@ -81,16 +108,36 @@ class Reply:
     noise: float
     releases: int
     metrics: dict[str, float]
+    fingerprint: Floats | None = None
+    scatter: Floats | None = None
+
+    def statistics(self) -> list[Floats]:
+        """Everything but the updates."""
+        given = (self.label_counts, self.cross_losses, self.fingerprint, self.scatter)
+        return [array for array in given if array is not None]
 
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        table = 0 if self.cross_losses is None else self.cross_losses.nbytes
-        return sum(d.nbytes for d in self.deltas.values()) + self.label_counts.nbytes + table
+        updates = sum(delta.nbytes for delta in self.deltas.values())
+        return updates + sum(array.nbytes for array in self.statistics())
 
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""
-        statistics = [self.label_counts, self.cross_losses]
-        return finite([*self.deltas.values(), *statistics, *self.metrics.values()])
+        return finite([*self.deltas.values(), *self.statistics(), *self.metrics.values()])
+
+    def widened(self, own: Membership, everybody: Membership) -> Reply:
+        """The same over all clusters, from a client that took part in some of them."""
+        if own.clusters == everybody.clusters:
+            return self
+        rows = np.array([everybody.clusters.index(c) for c in own.clusters])
+        counts = np.zeros((len(everybody.clusters), self.label_counts.shape[1]))
+        counts[rows] = self.label_counts
+        return replace(
+            self,
+            deltas={k if k == BODY else int(rows[k]): delta for k, delta in self.deltas.items()},
+            label_counts=counts,
+            cross_losses=None,
+        )
 
 
 @dataclass
@@ -102,6 +149,7 @@ class RoundResult:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)  # of each reply's update, all clusters
     updates: dict[str, Vector] = field(default_factory=dict)  # by client, if they are compared
+    scatter: Floats | None = None  # the sum of the clients' that were measured
 
     def culprits(self) -> dict[str, str]:
         """Whose replies to leave out if the next state is not finite, and why.
@@ -131,3 +179,4 @@ class RoundReport:
 
     movement: float
     adaptation: Adaptation = field(default_factory=Adaptation)
+    discovery: dict[str, Any] | None = None  # what was found in this round, if it was looked for

@@ -56,7 +56,8 @@ class PFedMe(FedAvg):
         count = network.parameter_count
         inputs, labels = client.tensors(client.fit)
         settings = self.local_settings(len(client.fit))
-        for gradient in batch_gradients(bank, inputs, labels, settings, client.rng):
+        emphasis = step.emphasis(settings)[:, 0]
+        for gradient in batch_gradients(bank, inputs, labels, emphasis, settings, client.rng):
             for _ in range(own.steps):
                 pull = network.trainable - copy[:count]
                 network.trainable.sub_(gradient() + own.lambda_ * pull, alpha=own.rate)

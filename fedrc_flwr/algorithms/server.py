@@ -67,21 +67,15 @@ class ServerHalf:
         """Whether a client predicts with its likeliest cluster alone."""
         return self.settings.mode() != "soft"
 
-    @property
-    def adaptation(self) -> AdaptiveSettings | None:
+    def adaptation(self, state: ServerState) -> AdaptiveSettings | None:
         """When clusters are removed and merged; None: never."""
         return None
-
-    @property
-    def sends_losses(self) -> bool:
-        """Whether clients send a loss table with the label counts."""
-        return self.adaptation is not None and self.adaptation.needs_losses()
 
     def local_settings(self, samples: int) -> LocalSettings:
         """How a client of this size trains."""
         return self.local.for_samples(samples)
 
-    def phase(self, round_number: int) -> Phase:
+    def phase(self, round_number: int, state: ServerState) -> Phase:
         """What kind of E-step a round has."""
         return Phase()
 
@@ -128,14 +122,25 @@ class ServerHalf:
             parameters=state.parameters,
             body_parameters=state.body_parameters,
             label_prior=state.label_prior(classes),
-            phase=self.phase(round_number),
+            phase=replace(self.phase(round_number, state), compares=self._compares(state)),
         )
+
+    def _compares(self, state: ServerState) -> bool:
+        """Whether clients send a loss table with the label counts."""
+        settings = self.adaptation(state)
+        return settings is not None and settings.needs_losses()
+
+    def addressed(
+        self, state: ServerState, broadcast: Broadcast, name: str, training: bool
+    ) -> Broadcast:
+        """The broadcast as one client receives it, to be trained or evaluated."""
+        return replace(broadcast, assigned=self.assigned(state, name))
 
     def assigned(self, state: ServerState, name: str) -> int:
         """Id of the cluster that the server assigns to a client; -1: the client chooses."""
         return -1
 
-    def begin_round(self) -> RoundResult:
+    def begin_round(self, state: ServerState) -> RoundResult:
         """An empty sum for the round's replies."""
         return RoundResult(UpdateSums(self.absent_is_zero))
 
@@ -159,8 +164,12 @@ class ServerHalf:
             releases=releases,
             spent=record.spent + cost,
             loss=reply.metrics["loss"],
+            fingerprint=record.fingerprint if reply.fingerprint is None else reply.fingerprint,
         )
         result.metrics[name] = reply.metrics
+        if reply.scatter is not None:
+            before = 0.0 if result.scatter is None else result.scatter
+            result.scatter = before + reply.scatter
 
     def end_round(
         self, state: ServerState, result: RoundResult, round_number: int
@@ -170,11 +179,12 @@ class ServerHalf:
         after = replace(after, round=round_number, clients={**state.clients, **result.records})
         names = sorted(result.records)
         moved = adaptive.movement(state, after, names)
-        if self.adaptation is None:
+        settings = self.adaptation(state)
+        if settings is None:
             return after, RoundReport(moved.moved)
         learnt = adaptive.learning(state, after, names)
-        annealed = self.phase(round_number).annealed
-        after = adaptive.count_quiet_rounds(after, moved, learnt, annealed, self.adaptation)
+        annealed = self.phase(round_number, state).annealed
+        after = adaptive.count_quiet_rounds(after, moved, learnt, annealed, settings)
         uneven = self.privacy.clips_unevenly()
-        after, adaptation = adaptive.adapt(after, moved, self.adaptation, uneven)
+        after, adaptation = adaptive.adapt(after, moved, settings, uneven)
         return after, RoundReport(moved.moved, adaptation)

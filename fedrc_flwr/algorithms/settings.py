@@ -38,8 +38,8 @@ class AlgorithmSettings:
 
 
 @dataclass(frozen=True)
-class ModelsSettings(AlgorithmSettings):
-    """Settings of an algorithm with several models."""
+class ClusteredSettings(AlgorithmSettings):
+    """Settings of an algorithm with a model for each cluster."""
 
     clusters: int = key(3, "Number of clusters K at the start.", low=1, high=500, common=True)
     initial_spread: float = key(
@@ -60,8 +60,8 @@ class ModelsSettings(AlgorithmSettings):
 
 
 @dataclass(frozen=True)
-class ClusterSettings(ModelsSettings):
-    """Settings of an algorithm whose clients train the clusters' own networks."""
+class SharedBodySettings(ClusteredSettings):
+    """Settings of an algorithm whose clusters can share their feature extractor."""
 
     shared_body: bool = key(False, "Share the feature extractor: one body, K heads.")
 

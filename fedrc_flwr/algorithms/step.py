@@ -13,13 +13,17 @@ from fedrc_flwr.algorithms.messages import Broadcast
 from fedrc_flwr.bank import ModelBank
 from fedrc_flwr.data.scenario import Split
 from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.sgd import LocalSettings
 from fedrc_flwr.state import ClientState
 from fedrc_flwr.training import FirstPass
 
 
 @dataclass
 class ClientRuntime:
-    """One client in one round: its samples, its networks on their device, and its randomness."""
+    """One client in one round: its samples, its networks on their device, and its randomness.
+
+    ``confusion`` says whether it sends counts of its predictions when it is evaluated.
+    """
 
     name: str
     role: str
@@ -30,6 +34,7 @@ class ClientRuntime:
     noise: float
     rng: np.random.Generator
     noise_rng: np.random.Generator = field(default_factory=privacy.secret_generator)
+    confusion: bool = False
     first_pass: FirstPass | None = None  # forward pass of the E-step, if training reuses it
 
     def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -54,6 +59,10 @@ class Step:
     def labels(self) -> Labels:
         """The labels of the fit part, (N,)."""
         return self.client.fit.labels
+
+    def emphasis(self, settings: LocalSettings) -> Floats:
+        """How much each sample counts in each cluster's training because of its label, (N, K)."""
+        return settings.emphasis(self.broadcast.label_prior)[:, self.labels].T
 
     def everywhere(self, weights: Floats) -> tuple[Floats, ClientState]:
         """The same weights for all samples, (N, K), and a state with these weights."""

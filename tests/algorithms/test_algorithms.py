@@ -73,7 +73,10 @@ class PlainFederation:
         self.least = 1.0  # the smallest responsibility so far
 
     def prior(self):
-        if self.config.algorithm != "fedrc" or 0 < self.config.own.prior_rounds < self.number:
+        if (
+            self.config.algorithm != "fedrc"
+            or 0 < self.config.algorithm_settings.prior_rounds < self.number
+        ):
             return None
         if not self.counts:
             return [[0.1] * 10 for _ in self.models]
@@ -86,7 +89,7 @@ class PlainFederation:
         if config.algorithm == "ifca":
             means = reference.column_means(losses)
             return [[float(k == means.index(min(means))) for k in range(len(means))]] * samples
-        exponent, labels, own = 1.0, client.fit.labels, config.own
+        exponent, labels, own = 1.0, client.fit.labels, config.algorithm_settings
         if self.number <= own.annealing_rounds:
             progress = (self.number - 1) / own.annealing_rounds
             exponent = own.annealing_start ** (1.0 - progress)
@@ -120,7 +123,7 @@ class PlainFederation:
             self.weights[client.name] = weights
             self.counts[client.name] = reference.label_counts(gammas, labels.tolist(), 10)
             chosen = weights.index(max(weights))
-            if config.own.mode() == "hard-train":
+            if config.algorithm_settings.mode() == "hard-train":
                 gammas = [[float(k == chosen) for k in range(len(weights))]] * len(gammas)
             for k, model in enumerate(self.models):
                 if config.algorithm == "ifca" and k != chosen:
@@ -686,7 +689,7 @@ def test_a_client_that_never_trained_finds_its_weights_by_e_steps_until_they_set
     broadcast = federated.algorithm.broadcast(federated.state, 2, 10)
 
     # Execute
-    metrics = federated.algorithm.evaluate(broadcast, None, federated.runtime(short, 0))
+    metrics = federated.algorithm.evaluate(broadcast, None, federated.runtime(short, 0)).metrics
 
     # Assert
     weights = [0.5, 0.5]
@@ -768,7 +771,7 @@ def test_an_observer_is_never_fine_tuned():
     for observer in observers:
         # Execute
         runtime = tuned.runtime(observer, 0)
-        got = tuned.algorithm.evaluate(broadcast, None, runtime)
+        got = tuned.algorithm.evaluate(broadcast, None, runtime).metrics
 
         # Assert: the networks are still the federation's, and it is judged with them alone
         for k, unit in enumerate(tuned.bank.units):

@@ -74,7 +74,7 @@ def steps_of(config, client, number, drawn=0):
     """The batches of a client's round; ``drawn`` numbers were taken from its generator before."""
     rng = np.random.default_rng([config.seed, number, zlib.crc32(client.name.encode())])
     for _ in range(drawn):
-        rng.integers(config.own.clusters)
+        rng.integers(config.algorithm_settings.clusters)
     return reference.batches(len(client.fit), config.local.batch_size, config.local.epochs, rng)
 
 
@@ -218,7 +218,7 @@ def test_fesem_and_cfl_go_by_parameters_and_not_by_running_statistics():
     updates = {"a": [1, 0, 50], "b": [0, 2, 50], "c": [0.9, 0, -50]}
     records = {name: ClientRecord("train", 1, cluster=0) for name in updates}
     server = replace(server, membership=Membership((0,)), models={0: models[0]}, clients=records)
-    result = cfl.begin_round()
+    result = cfl.begin_round(server)
     for name, update in updates.items():
         reply = Reply(1, {0: np.float32(update)}, np.ones((1, 10)), None, 0.0, 0, {"loss": 1.0})
         cfl.receive(server, result, name, reply)
@@ -262,7 +262,7 @@ def fedsoft_local(config, models, weights, client, number):
                 ((w - theta.detach()) ** 2).sum()
                 for w, theta in zip(trained.parameters(), model.parameters(), strict=True)
             )
-            objective = objective + config.own.lambda_ / 2 * weight * pull
+            objective = objective + config.algorithm_settings.lambda_ / 2 * weight * pull
         optimizer.zero_grad()
         objective.backward()
         optimizer.step()
@@ -441,11 +441,11 @@ def test_pfedme_inner_solve_by_hand():
     federated.round([client.name])
 
     start = reference.flatten(model)
-    theta = start - config.own.rate * slope
+    theta = start - config.algorithm_settings.rate * slope
     np.testing.assert_allclose(
         federated.client_states[client.name].vectors["personal"], theta, atol=1e-6
     )
-    outer = config.local.learning_rate * config.own.lambda_
+    outer = config.local.learning_rate * config.algorithm_settings.lambda_
     np.testing.assert_allclose(
         federated.state.models[0], start - outer * (start - theta), atol=1e-6
     )

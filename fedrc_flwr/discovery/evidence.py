@@ -1,0 +1,133 @@
+"""Evidence that clients mean the same by their labels, in nats.
+
+A client's mean of label y is compared with the prototypes of somebody else: another client's means,
+or those of a group. If both mean the same, the mean is where the other's prototype of y is. If not,
+y may stand for any of the C contents, those of the other's labels among them:
+
+    evidence(y) = log(ratio(y, y) / ((sum over the other's labels x of ratio(y, x) + C - k) / C))
+
+with the k labels that the other holds, and a ratio of 1 for labels that it does not hold. A mean
+that is close to a prototype of another label contradicts; one that is far from all the other's
+prototypes says little. The evidence of a client is the sum over its labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrc_flwr.discovery.distances import Distances
+from fedrc_flwr.discovery.fingerprint import Flags
+from fedrc_flwr.discovery.space import Means
+from fedrc_flwr.em import Floats, Labels
+
+#: Probability that a label's mean is not where its meaning is: at least this, and this over the
+#: number of samples for means of few samples.
+ERROR, ERROR_OF_ONE_SAMPLE = 0.05, 0.3
+#: Numbers in a block of the table of ratios; a block fits the processor's cache.
+BLOCK = 1 << 17
+
+
+def between_clients(means: Means, distances: Distances) -> Floats:
+    """The evidence that two clients mean the same, (n, n), symmetric with a diagonal of zeros.
+
+    Every client must hold a label.
+    """
+    return _symmetric(_directed(means, distances, _error(means)))
+
+
+def between_groups(means: Means, groups: Labels, distances: Distances) -> Floats:
+    """The evidence that two groups mean the same, (K, K), symmetric with a diagonal of zeros.
+
+    Parameters
+    ----------
+    groups : (n,), the group of each client, from 0 to K - 1 with none missing
+    """
+    precision = _precision(means, distances)
+    member = np.eye(groups.max() + 1)[groups]
+    total = np.einsum("ik,iy->ky", member, precision)
+    sums = np.einsum("ik,iy,iyq->kyq", member, precision, means.points)
+    prototypes = Means(sums / np.where(total > 0, total, 1.0)[..., None], total)
+    return _symmetric(_directed(prototypes, distances, np.full(total.shape, ERROR)))
+
+
+def for_group(means: Means, member: Flags, distances: Distances) -> Floats:
+    """The evidence that each client means the same as the members of a group, (n,).
+
+    A member is compared with the other members. The evidence is zero if there are none.
+
+    Parameters
+    ----------
+    member : (n,), who belongs to the group
+    """
+    clients, labels = np.nonzero(means.held)
+    precision = _precision(means, distances)
+    own = precision * member[:, None]
+    holders = (means.held & member[:, None]).sum(axis=0) - (means.held & member[:, None])
+    total = np.where(holders > 0, own.sum(axis=0) - own, 1.0)
+    sums = np.einsum("iy,iyq->yq", own, means.points) - own[..., None] * means.points
+    prototypes = np.where(holders[..., None] > 0, sums / total[..., None], 0.0)
+    squared = _squared_distances(means.points, prototypes)[means.held]
+    noise = means.noise[means.held][:, None] + (1.0 / total)[clients]
+    compared = holders[clients] > 0
+    ratio = np.where(compared, distances.ratio(squared, noise), 1.0)
+    evidence = _of_labels(
+        ratio[np.arange(len(ratio)), labels],
+        ratio.sum(axis=1),
+        _error(means)[means.held],
+        ratio.shape[1],
+    )
+    evidence = np.where(compared.any(axis=1), evidence, 0.0)
+    summed = np.zeros(len(means.points))
+    np.add.at(summed, clients, evidence)
+    return summed
+
+
+def _directed(means: Means, distances: Distances, error: Floats) -> Floats:
+    """The evidence of each client's means against each client's prototypes, (n, n)."""
+    clients, labels = np.nonzero(means.held)
+    points, noise = means.points[means.held], means.noise[means.held]
+    norms, error = np.square(points).sum(axis=1), error[means.held]
+    starts = np.flatnonzero(np.diff(clients, prepend=-1))
+    # Column of each client's mean of a label; one past the end, where the ratio is 1, if missing.
+    column = np.full(means.held.shape, len(points))
+    column[means.held] = np.arange(len(points))
+    missing = means.held.shape[1] - means.held.sum(axis=1)
+    directed = np.zeros((len(starts), len(starts)))
+    rows = max(BLOCK // len(points), 1)
+    for first in range(0, len(points), rows):
+        block = slice(first, first + rows)
+        squared = norms[block, None] + norms - 2.0 * points[block] @ points.T
+        ratio = distances.ratio(squared, noise[block, None] + noise)
+        total = np.add.reduceat(ratio, starts, axis=1) + missing
+        ratio = np.column_stack([ratio, np.ones(len(ratio))])
+        own = np.take_along_axis(ratio, column[:, labels[block]].T, axis=1)
+        evidence = _of_labels(own, total, error[block, None], means.held.shape[1])
+        np.add.at(directed, clients[block], evidence)
+    return directed
+
+
+def _of_labels(own: Floats, total: Floats, error: Floats, classes: int) -> Floats:
+    """The evidence of labels, from the ratios with their own prototype and with all C of them."""
+    return np.asarray(np.log((1.0 - error) * own * classes / total + error), dtype=np.float64)
+
+
+def _error(means: Means) -> Floats:
+    return np.minimum(np.maximum(ERROR, ERROR_OF_ONE_SAMPLE * means.noise), 1.0)
+
+
+def _precision(means: Means, distances: Distances) -> Floats:
+    """The weight of a client's mean in a prototype, (n, C); zero where there is none."""
+    return np.asarray(1.0 / (distances.spread + means.noise), dtype=np.float64)
+
+
+def _squared_distances(first: Floats, second: Floats) -> Floats:
+    """Between the labels of two lists of means, client by client: (n, C, q) twice to (n, C, C)."""
+    cross = np.einsum("iyq,ixq->iyx", first, second)
+    norms = np.square(first).sum(axis=2)[:, :, None] + np.square(second).sum(axis=2)[:, None, :]
+    return np.asarray(norms - 2.0 * cross, dtype=np.float64)
+
+
+def _symmetric(directed: Floats) -> Floats:
+    symmetric = 0.5 * (directed + directed.T)
+    np.fill_diagonal(symmetric, 0.0)
+    return symmetric

@@ -1,0 +1,210 @@
+"""Which clients share a concept, how many concepts there are, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import softmax
+
+from fedrc_flwr.discovery.distances import Distances, contrast, fit
+from fedrc_flwr.discovery.evidence import between_clients
+from fedrc_flwr.discovery.fingerprint import Flags
+from fedrc_flwr.discovery.refinement import alone_level, evidence_for_groups, refine
+from fedrc_flwr.discovery.search import search
+from fedrc_flwr.discovery.space import (
+    Means,
+    compare_in_space,
+    counts_of,
+    degrees_of_freedom,
+)
+from fedrc_flwr.em import Floats, Labels
+from fedrc_flwr.errors import DivergedError
+from fedrc_flwr.words import counted
+
+#: How much different meanings must contradict each other, in nats a label, for finding no
+#: contradiction to mean anything.
+LEAST_CONTRAST = 0.5
+#: A client fits more than one group if its likeliest has less weight than this.
+SURE = 0.9
+#: The largest share of clients that fit more than one group, or contradict their own, with which a
+#: grouping is established.
+MOST_UNSURE = 0.25
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The concepts that were found.
+
+    Parameters
+    ----------
+    groups : (n,), from 0, the largest group first; -1 for a client without samples
+    weights : (n, K), how sure it is that a client belongs to a group; rows sum to one, and are even
+        for a client without samples
+    evidence : (n, n), that two clients mean the same, in nats
+    alone : (n,), the clients that contradict all others
+    established : whether the groups can be relied on
+    sentence : what was found, or why nothing could be
+    """
+
+    groups: Labels
+    weights: Floats
+    evidence: Floats
+    alone: Flags
+    established: bool
+    sentence: str
+
+
+def find(fingerprints: Floats, scatter: Floats) -> Grouping:
+    """Group the clients by what they mean by their labels.
+
+    Parameters
+    ----------
+    fingerprints : (n, C, 1 + D), see ``fingerprint.take``
+    scatter : (D, D), the sum over these clients of their scatter within labels
+    """
+    counts = _checked(fingerprints, scatter)
+    present: Flags = np.asarray(counts.any(axis=1))
+    if present.sum() == 1:
+        return _together(present, True, "nothing to part: there is only one client")
+    # A client that shares no label with anybody must not change anything for the others.
+    sharing = ((counts > 0) & ((counts > 0).sum(axis=0) > 1)).any(axis=1)
+    fitted = _fit(fingerprints, scatter, sharing)
+    if isinstance(fitted, str):
+        return _together(present, False, f"undecided: {fitted}")
+    means, distances = fitted
+    evidence = np.zeros((len(counts), len(counts)))
+    evidence[np.ix_(present, present)] = between_clients(means.of(present), distances)
+    groups = np.full(len(counts), -1)
+    groups[sharing] = search(evidence[np.ix_(sharing, sharing)])
+    groups[sharing] = refine(means.of(sharing), groups[sharing], distances)
+    for_groups = _evidence_for_groups(means, groups, distances)
+    groups, weights = _settle(groups, _weights(means, groups, for_groups), present)
+    groups, weights = _by_size(groups, weights)
+    telling = contrast(means.of(sharing), distances) >= LEAST_CONTRAST
+    return _judged(groups, weights, evidence, for_groups.max(axis=1), telling)
+
+
+def place(fingerprints: Floats, scatter: Floats, groups: Labels) -> Floats:
+    """Weights for clients that joined later, (n, K); nobody else moves.
+
+    A row of zeros means that the client contradicts all groups. A client without samples gets equal
+    weights. The rows of the clients that have a group say how sure that is, as in ``find``.
+
+    Parameters
+    ----------
+    fingerprints : (n, C, 1 + D)
+    scatter : (D, D), the sum over these clients of their scatter within labels
+    groups : (n,), from 0 to K - 1; -1 for the clients that are to be placed
+    """
+    counts = _checked(fingerprints, scatter)
+    members = counts.any(axis=1) & (groups >= 0)
+    fitted = _fit(fingerprints, scatter, members)
+    if isinstance(fitted, str):
+        count = int(groups.max(initial=0)) + 1
+        return np.full((len(groups), count), 1.0 / count)
+    means, distances = fitted
+    groups = np.where(members, groups, -1)
+    return _weights(means, groups, _evidence_for_groups(means, groups, distances))
+
+
+def _checked(fingerprints: Floats, scatter: Floats) -> Floats:
+    """The number of samples of each label at each client, (n, C)."""
+    if not (np.isfinite(fingerprints).all() and np.isfinite(scatter).all()):
+        raise DivergedError("fingerprints are not finite: try a smaller local.learning-rate")
+    return counts_of(fingerprints)
+
+
+def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means, Distances] | str:
+    """All clients' means and the distributions fitted to some of them, or why there are none."""
+    if reference.sum() < 2:
+        return "no two clients share a label, so that they cannot be compared"
+    if degrees_of_freedom(counts_of(fingerprints)) <= 0 or not np.trace(scatter) > 0:
+        return "the samples of a label do not differ, so that there is no measure of distance"
+    means = compare_in_space(fingerprints, scatter, reference)
+    distances = fit(means.of(reference))
+    if distances is None:
+        return "no client holds two labels, so that it is unknown how far apart labels are"
+    return means, distances
+
+
+def _evidence_for_groups(means: Means, groups: Labels, distances: Distances) -> Floats:
+    """The evidence that a client belongs to each group, (n, K); none for groups without clients."""
+    evidence = evidence_for_groups(means, groups, distances)
+    sizes = np.bincount(groups[groups >= 0], minlength=evidence.shape[1])
+    return np.where(sizes > 0, evidence, -np.inf)
+
+
+def _weights(means: Means, groups: Labels, evidence: Floats) -> Floats:
+    """How sure it is that each client belongs to each group, (n, K).
+
+    Rows are zero for clients that have no group and contradict them all.
+    """
+    nowhere = (groups < 0) & (evidence.max(axis=1) < alone_level(means))
+    return np.where(nowhere[:, None], 0.0, softmax(evidence, axis=1))
+
+
+def _settle(groups: Labels, weights: Floats, present: Flags) -> tuple[Labels, Floats]:
+    """Give the clients that share no label with anybody a group: the likeliest, or one each."""
+    waiting = present & (groups < 0)
+    groups = np.where(waiting, weights.argmax(axis=1), groups)
+    nowhere = np.flatnonzero(waiting & ~weights.any(axis=1))
+    groups[nowhere] = weights.shape[1] + np.arange(len(nowhere))
+    own = np.zeros((len(groups), len(nowhere)))
+    own[nowhere, np.arange(len(nowhere))] = 1.0
+    return groups, np.column_stack([weights, own])
+
+
+def _by_size(groups: Labels, weights: Floats) -> tuple[Labels, Floats]:
+    """Groups numbered by size, the largest first; of equal ones that of the first client."""
+    _, first, sizes = np.unique(groups[groups >= 0], return_index=True, return_counts=True)
+    order = np.lexsort((first, -sizes))
+    rank = np.argsort(order)
+    return np.where(groups >= 0, rank[groups], -1), weights[:, order]
+
+
+def _together(present: Flags, established: bool, sentence: str) -> Grouping:
+    """All clients in one group."""
+    count = len(present)
+    return Grouping(
+        groups=np.where(present, 0, -1),
+        weights=np.ones((count, 1)),
+        evidence=np.zeros((count, count)),
+        alone=np.zeros(count, dtype=bool),
+        established=established,
+        sentence=sentence,
+    )
+
+
+def _judged(
+    groups: Labels, weights: Floats, evidence: Floats, own: Floats, telling: bool
+) -> Grouping:
+    """The grouping with the verdict on it.
+
+    Parameters
+    ----------
+    own : (n,), the evidence that a client belongs to its group
+    telling : whether clients that mean different things would have contradicted each other
+    """
+    present, count = groups >= 0, weights.shape[1]
+    sizes = np.bincount(groups[present], minlength=count)
+    alone = present & (sizes[groups] == 1)
+    several = present & ~alone & (weights.max(axis=1) < SURE)
+    against = present & ~alone & (own < 0)
+    unsure = int((several | against).sum())
+    clients = counted(int(present.sum()), "client")
+    established = not alone[present].all() and unsure <= MOST_UNSURE * present.sum()
+    if alone[present].all():
+        sentence = f"undecided: no two of {clients} mean the same by their labels"
+    elif not established:
+        sentence = (
+            f"undecided: {counted(count, 'group')} among {clients}, but {several.sum()} fit "
+            f"more than one group and {against.sum()} contradict their own"
+        )
+    elif count == 1 and not telling:
+        established, sentence = False, "undecided: the features hardly tell labels apart"
+    elif count == 1:
+        sentence = f"nothing to part: {clients} mean the same by their labels"
+    else:
+        sentence = f"{count} concepts among {clients}, in groups of {', '.join(map(str, sizes))}"
+    return Grouping(groups, weights, evidence, alone, bool(established), sentence)

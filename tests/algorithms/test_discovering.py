@@ -1,0 +1,146 @@
+"""A run that begins with one model, finds the concepts, and gives each client its own model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from settings_of import configured
+
+from fedrc_flwr.algorithms import discovering
+from fedrc_flwr.algorithms.discovering import FALLBACK, FALLBACK_MODELS, FOUND
+from fedrc_flwr.checkpoint import latest_checkpoint
+from fedrc_flwr.config import RunConfig
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine.in_process import InProcess, in_memory, run_in_process
+from fedrc_flwr.engine.rounds import Rounds
+
+AFTER = 3
+
+
+def discovering_config(**keys: Any) -> RunConfig:
+    given = {
+        "scenario": "digits", "start": "discover", "discover_after": AFTER, "epochs": 2,
+        "batch_size": 16, "local.learning-rate": 0.1, "rounds": 5, **keys,
+    }  # fmt: skip
+    return configured(**given)
+
+
+def run(**keys: Any) -> tuple[Rounds, InProcess, list[dict[str, Any]]]:
+    config, events = discovering_config(**keys), []
+    rounds, carrier = in_memory(config)
+    rounds.run(carrier, config.rounds, 2, lambda state, metrics: events.append(metrics))
+    return rounds, carrier, events
+
+
+def concepts_and_clusters(rounds: Rounds) -> set[tuple[int, int]]:
+    return {(r.concept, r.cluster) for r in rounds.state.clients.values() if r.role == TRAIN}
+
+
+def test_one_model_until_the_concepts_are_found_and_then_one_model_for_each_client() -> None:
+    rounds, carrier, events = run()
+
+    # Every concept has one cluster, and every cluster one concept.
+    pairs = concepts_and_clusters(rounds)
+    assert len(pairs) == len({c for c, _ in pairs}) == len({k for _, k in pairs}) == 3
+    assert [len(event["clusters"]) for event in events] == [1, 1, 3, 3, 3]
+    assert rounds.state.numbers[FOUND] == AFTER
+    found = events[AFTER - 1]["discovery"]
+    assert found["sentence"].startswith("3 concepts among 12 clients")
+    assert np.shape(found["evidence"]) == (12, 12)
+    # A broadcast of one model and its label prior for each client, as in FedAvg.
+    model = next(iter(rounds.state.models.values())).nbytes
+    trained = [event for event in events if event["round"] == AFTER + 1]
+    evaluated = 12 * (model + 80) + 3 * (3 * model + 240)
+    assert trained[0]["bytes_down"] == 12 * (model + 80) + evaluated
+    assert carrier.traffic() == (0, 0)
+
+
+def test_clients_that_label_alike_keep_one_model() -> None:
+    rounds, _, events = run(concept_shares="1", corrupted_shares="0", alpha=1.0)
+
+    assert rounds.state.clusters == (0,)
+    assert {r.cluster for r in rounds.state.clients.values() if r.role == TRAIN} == {0}
+    assert events[AFTER - 1]["discovery"]["sentence"].startswith("nothing to part")
+
+
+def test_clients_that_are_sampled_later_are_measured_with_the_same_yardstick() -> None:
+    rounds, _, _ = run(fraction=0.5, rounds=10)
+
+    yardstick = rounds.state.arrays["yardstick"]
+    assert yardstick.dtype == np.float32
+    assert rounds.state.numbers[FOUND] > AFTER  # it waited for more fingerprints
+    assert len(rounds.state.clusters) == 3
+    assert all(r.fingerprint is None for r in rounds.state.clients.values() if r.role == OBSERVE)
+    placed = {(r.concept, r.cluster) for r in rounds.state.clients.values() if r.cluster >= 0}
+    assert len({c for c, _ in placed}) == len(placed) == 3
+
+
+def test_a_run_that_is_resumed_around_the_discovery_ends_with_the_same_models(tmp_path) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    run_in_process(discovering_config().placed(straight), straight)
+    for last in (AFTER - 1, AFTER, 5):
+        config = discovering_config(rounds=last).placed(resumed)
+        run_in_process(config.resumed() if resumed.exists() else config, resumed)
+
+    (one, _), (other, _) = (
+        latest_checkpoint(folder / "checkpoints") for folder in (straight, resumed)
+    )
+    assert one.state.clusters == other.state.clusters
+    assert {n: r.cluster for n, r in one.state.clients.items()} == {
+        n: r.cluster for n, r in other.state.clients.items()
+    }
+    for cluster, model in one.state.models.items():
+        np.testing.assert_allclose(model, other.state.models[cluster], atol=1e-6)
+    np.testing.assert_array_equal(one.state.arrays["yardstick"], other.state.arrays["yardstick"])
+
+
+def test_the_annealed_e_step_takes_over_where_nothing_is_established(monkeypatch) -> None:
+    find = discovering.grouping.find
+
+    def undecided(*given: Any) -> Any:
+        return replace(find(*given), established=False, sentence="undecided: too thin")
+
+    monkeypatch.setattr(discovering.grouping, "find", undecided)
+
+    rounds, _, events = run()
+
+    assert rounds.state.numbers[FALLBACK] == AFTER
+    assert len(rounds.state.clusters) == FALLBACK_MODELS
+    assert [event["exponent"] for event in events][:AFTER] == [1.0] * AFTER
+    assert 0 < events[AFTER]["exponent"] < events[AFTER + 1]["exponent"] < 1
+    assert events[AFTER - 1]["discovery"]["established"] is False
+    models = list(rounds.state.models.values())
+    assert not np.allclose(models[0], models[1], atol=1e-4)
+
+
+def test_a_noisy_fingerprint_counts_as_two_releases() -> None:
+    rounds, _, _ = run(count_noise=1.0, rounds=AFTER)
+
+    releases = {r.releases for r in rounds.state.clients.values() if r.role == TRAIN}
+    assert releases == {AFTER + 2}  # the counts of each round, the fingerprint and the scatter
+
+
+@pytest.mark.parametrize("keys", [{"shared_body": True}, {"transport": "float16"}])
+def test_discovery_beside_other_options(keys: dict[str, Any]) -> None:
+    rounds, _, _ = run(**keys)
+
+    pairs = concepts_and_clusters(rounds)
+    assert len(pairs) == len({c for c, _ in pairs}) == 3
+
+
+def test_a_client_whose_place_is_not_known_listens_to_all_models() -> None:
+    rounds, carrier, _ = run()
+    name = carrier.online(TRAIN)[0]
+    record = replace(rounds.state.clients[name], cluster=discovering.UNPLACED)
+    rounds.state = replace(rounds.state, clients={**rounds.state.clients, name: record})
+
+    own = rounds.algorithm.addressed(rounds.state, rounds.broadcast(6), name, training=True)
+    replies = dict(carrier.train([name], rounds.broadcast(6)))
+
+    assert own.phase.listens
+    assert len(own.models) == 3
+    assert replies[name].deltas == {}
+    assert replies[name].label_counts.shape == (3, 10)
