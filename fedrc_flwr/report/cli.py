@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrc_flwr.errors import MISUSED, DataError, FedRCError
+from fedrc_flwr.errors import MISUSED, ConfigError, DataError, FedRCError
 
 Run = Annotated[Path, typer.Argument(help="The run's directory.")]
 
@@ -19,9 +19,14 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def report(
-    run: Run,
+    runs: Annotated[
+        list[Path], typer.Argument(help="The run's directory; several are put side by side.")
+    ],
     output: Annotated[
-        Path | None, typer.Option(help="The page's file; default: report.html in the run.")
+        Path | None,
+        typer.Option(
+            help="The page's file; default: report.html in the run; of several runs, beside.html."
+        ),
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also draw every figure as PNG and SVG into this directory.")
@@ -30,11 +35,13 @@ def report(
     """Make one HTML page of a run, which may still be running or have crashed."""
     from fedrc_flwr.report.contents import gather
     from fedrc_flwr.report.drawings import draw_figures
-    from fedrc_flwr.report.page import write_page
+    from fedrc_flwr.report.page import write_beside, write_page
 
     try:
-        path = write_page(run, output)
-        drawn = draw_figures(gather(run), figures) if figures is not None else []
+        if len(runs) > 1 and figures is not None:
+            raise ConfigError(f"--figures draws one run: {len(runs)} were given; name one")
+        path = write_page(runs[0], output) if len(runs) == 1 else write_beside(runs, output)
+        drawn = draw_figures(gather(runs[0]), figures) if figures is not None else []
     except (FedRCError, OSError) as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None

@@ -14,16 +14,28 @@ from typing import Any
 from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, has_checkpoint, latest_checkpoint
 from fedrc_flwr.config import all_keys
+from fedrc_flwr.data.settings import title
 from fedrc_flwr.errors import CheckpointError, DataError
+from fedrc_flwr.report.headline import WARNINGS, headline
 from fedrc_flwr.report.history import History, history
-from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, plain, read_events, read_json
+from fedrc_flwr.report.log import (
+    CONFIG,
+    EVALUATION,
+    METRICS,
+    SUMMARY,
+    plain,
+    read_events,
+    read_json,
+)
 from fedrc_flwr.report.population import Population, nobody, population
 from fedrc_flwr.report.summary import adjusted_rand_index
+from fedrc_flwr.report.tallies import read_tallies
+from fedrc_flwr.words import counted
 
 #: Paths are left out, because a page may be passed on.
 LEFT_OUT = (
     "run.output-dir", "run.name", "run.state-dir", "run.resume", "run.resume-round", "resolved",
-    "data.directory", "scenario", "algorithm", "seed",
+    "data.directory", "data.schema", "scenario", "algorithm", "seed",
 )  # fmt: skip
 NAMES = {name: algorithm.title for name, algorithm in ALGORITHMS.items()}
 UNFINISHED = "unfinished"
@@ -36,6 +48,7 @@ class Contents:
     Parameters
     ----------
     status : completed, failed, stopped; unfinished: running, or killed
+    outcome : the headline without its warnings, which are the ``banners``, by kind
     facts : what was run and what came out, as label and text
     settings : keys whose values differ from the defaults: key, value, default
     notes : what is missing, and why
@@ -45,7 +58,9 @@ class Contents:
     status: str
     reason: str
     written: str
+    headline: str
     outcome: str
+    banners: list[tuple[str, str]]
     facts: list[tuple[str, str]]
     figures: list[tuple[str, str]]
     settings: list[tuple[str, str, str]]
@@ -74,7 +89,7 @@ def gather(directory: Path) -> Contents:
     people = nobody()
     if checkpoint is not None:
         config = config or checkpoint.config
-        people = population(checkpoint, told.judged)
+        people = population(checkpoint, told.judged, read_tallies(directory / EVALUATION))
         if len(people.clients) < people.total:
             notes.append(
                 f"{len(people.clients)} of {people.total} clients are shown, chosen evenly; the "
@@ -85,16 +100,19 @@ def gather(directory: Path) -> Contents:
                 f"Clients and clusters are those of round {people.round}, the last checkpoint; the "
                 f"metrics reach to round {told.last_round}."
             )
-    status = str(summary.get("status") or UNFINISHED)
+    status, reason = str(summary.get("status") or UNFINISHED), str(summary.get("reason") or "")
+    said = headline(config, told, people, status, reason)
     rand = summary.get("adjusted_rand_index")
     if rand is None and checkpoint is not None:
         rand = adjusted_rand_index(checkpoint.state)
     return Contents(
         name=directory.resolve().name,
         status=status,
-        reason=str(summary.get("reason") or ""),
+        reason=reason,
         written=_written(directory),
-        outcome=outcome(config, told, people, ended=status == "completed"),
+        headline=said.text,
+        outcome=" ".join(text for kind, text in said.sentences if kind not in WARNINGS),
+        banners=[(kind, text) for kind, text in said.sentences if kind in WARNINGS],
         facts=_facts(config, told, people),
         figures=_figures(told, people, rand),
         settings=changed(config),
@@ -112,39 +130,6 @@ def changed(config: dict[str, Any]) -> list[tuple[str, str, str]]:
         for key, value in config.items()
         if key not in LEFT_OUT and value != defaults.get(key)
     ]
-
-
-def outcome(config: dict[str, Any], told: History, people: Population, ended: bool) -> str:
-    """The result, or the progress, in one sentence."""
-    if not told.last_round:
-        return "No round has finished yet."
-    algorithm = NAMES.get(str(config.get("algorithm")), str(config.get("algorithm") or "The run"))
-    rounds = _count(told.last_round, "round")
-    if not people.clusters:
-        return f"{algorithm} finished {rounds}; there is no checkpoint to read its clusters from."
-    clients = _count(people.training, "client")
-    name = str(config.get("algorithm"))
-    if len(people.clusters) == 1 and config.get(f"{name}.clusters", 1) == 1:
-        start = f"{algorithm} trained one model for {clients} in {rounds}"
-    elif not ended:
-        models = _count(len(people.clusters), "cluster")
-        start = f"{algorithm} has {models} for {clients} after {rounds}"
-    elif config.get(f"{name}.adaptive") or config.get(f"{name}.merge"):
-        found = _count(len(people.clusters), "concept")
-        start = f"{algorithm} found {found} among {clients} in {rounds}"
-    else:
-        models = _count(len(people.clusters), "cluster")
-        start = f"{algorithm} trained {models} for {clients} in {rounds}"
-    served = [c for c in people.clusters if c.accuracy is not None]
-    if not served:
-        return f"{start}; nothing has been evaluated yet."
-    if len(served) > 6:
-        rates = sorted(c.accuracy for c in served if c.accuracy is not None)
-        return f"{start}; the clusters' accuracies range from {rates[0]:.1%} to {rates[-1]:.1%}."
-    if len(served) == 1:
-        return f"{start}; accuracy is {served[0].accuracy:.1%}."
-    each = [f"{c.accuracy:.1%} in cluster {c.id} ({_count(c.clients, 'client')})" for c in served]
-    return f"{start}; accuracy is {', '.join(each[:-1])} and {each[-1]}."
 
 
 def _checkpoint(directory: Path, notes: list[str]) -> Checkpoint | None:
@@ -177,10 +162,10 @@ def _facts(config: dict[str, Any], told: History, people: Population) -> list[tu
     """What was run."""
     if not config:
         return []
-    observers = f" and {_count(people.observers, 'observer')}" if people.observers else ""
+    observers = f" and {counted(people.observers, 'observer')}" if people.observers else ""
     algorithm = str(config.get("algorithm", ""))
     facts = [
-        ("scenario", Path(str(config.get("scenario", ""))).stem),
+        ("scenario", title(str(config.get("scenario", "")), str(config.get("data.dataset", "")))),
         ("algorithm", NAMES.get(algorithm, algorithm)),
         ("dataset", Path(str(config.get("data.dataset", ""))).name),
         ("network", str(config.get("model.network", ""))),
@@ -200,6 +185,10 @@ def _figures(told: History, people: Population, rand: float | None) -> list[tupl
     for name, label in (("training clients", "local accuracy"), ("observers", "global accuracy")):
         if name in last:
             figures.append((label, f"{last[name]:.1%}"))
+    pooled = told.scores.get("local")
+    if pooled:
+        label = f"balanced accuracy (a constant answer: {pooled['constant_balanced_accuracy']:.1%})"
+        figures.append((label, f"{pooled['balanced_accuracy']:.1%}"))
     if rand is not None:
         figures.append(("agreement with the true concepts (adjusted Rand index)", f"{rand:.3f}"))
     if told.epsilon:
@@ -220,10 +209,6 @@ def _duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _text(value: Any) -> str:

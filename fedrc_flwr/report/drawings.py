@@ -13,6 +13,7 @@ from fedrc_flwr.report.contents import Contents
 from fedrc_flwr.report.figures import literal
 from fedrc_flwr.report.history import Change, Series
 from fedrc_flwr.report.population import Table
+from fedrc_flwr.report.tallies import added
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +70,9 @@ def _plans(c: Contents) -> list[Plan]:
         if h.accuracy else None,
         ("loss", wide, lambda a: _lines(a, h.loss, "cross entropy (nats)", h.changes))
         if h.loss else None,
+        ("confusion", (1.6 + 0.4 * len(p.labels), 1.4 + 0.4 * len(p.labels)),
+         lambda a: _confusion(a, c))
+        if any(k.confusion for k in p.clusters) and len(p.labels) <= LABELLED_ROWS else None,
         ("shares", wide, lambda a: _shares(a, c)) if h.shares else None,
         ("weights", (square + 1.2, 0.8 + _height(weighed)), lambda a: _weights(a, c))
         if weighed else None,
@@ -109,6 +113,23 @@ def _lines(axes: Axes, series: list[Series], unit: str, changes: list[Change]) -
     axes.grid(axis="y")
     if len(series) > 1:
         axes.legend(fontsize=8)
+
+
+def _confusion(axes: Axes, c: Contents) -> None:
+    labels = c.population.labels
+    counts = np.zeros((len(labels), len(labels)))
+    for label, predicted, samples in added(k.confusion for k in c.population.clusters):
+        counts[label, predicted] = samples
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    for (row, column), held in np.ndenumerate(counts):
+        if held:
+            axes.text(column, row, f"{held:.0f}", ha="center", va="center", fontsize=6.5,
+                      color="white" if shares[row, column] > 0.6 else INK)  # fmt: skip
+    axes.set_xticks(range(len(labels)), [literal(label) for label in labels], rotation=90)
+    axes.set_yticks(range(len(labels)), [literal(label) for label in labels])
+    axes.tick_params(length=0)
+    axes.set(xlabel="predicted", ylabel="label")
 
 
 def _shares(axes: Axes, c: Contents) -> None:

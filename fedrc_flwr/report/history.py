@@ -14,6 +14,7 @@ MOST_POINTS = 1000  # of one series
 MOST_VALUES = 100_000  # of all clusters' shares together
 MOST_FAILURES = 20_000
 MOST_REASONS = 100
+SETTLED_ROUNDS = 3  # over which the weights must have rested
 OTHER = "another reason (run.log has it)"
 
 Points = list[tuple[int, float]]
@@ -58,6 +59,14 @@ class Failures:
 
 
 @dataclass(frozen=True)
+class Course:
+    """One client over the rounds: ``weights`` by cluster id, and its ``accuracy``."""
+
+    weights: dict[int, Points]
+    accuracy: Points
+
+
+@dataclass(frozen=True)
 class History:
     """A run's metrics over its rounds.
 
@@ -65,6 +74,11 @@ class History:
     ----------
     shares : for each cluster id, its share of all samples; zero once it is gone
     judged : for each client, its latest evaluation
+    scores : pooled scores of the latest evaluation, see ``engine.judging``
+    movement : how much the clients' weights moved in each of the last few rounds
+    annealing : whether the last round was still annealed
+    undecided : what noise on the statistics hid in the last round
+    courses : for each client, its weights and accuracy over the rounds
     """
 
     last_round: int
@@ -78,6 +92,11 @@ class History:
     epsilon: list[Series]
     judged: dict[str, dict[str, float]]
     elapsed: float
+    scores: dict[str, Any]
+    movement: list[float]
+    annealing: bool
+    undecided: str
+    courses: dict[str, Course]
 
 
 ACCURACY = {
@@ -111,7 +130,37 @@ def history(events: list[Event]) -> History:
         epsilon=_series(rounds, EPSILON),
         judged=judged,
         elapsed=max((e.get("elapsed") or 0.0 for e in rounds), default=0.0),
+        scores=next((e["scores"] for e in reversed(rounds) if _table(e.get("scores"))), {}),
+        movement=_numbers(rounds[-SETTLED_ROUNDS:], "movement"),
+        annealing=bool(rounds) and rounds[-1].get("exponent", 1.0) != 1.0,
+        undecided=str(rounds[-1].get("undecided") or "") if rounds else "",
+        courses=_courses(rounds),
     )
+
+
+def _courses(rounds: list[Event]) -> dict[str, Course]:
+    """Every client's course; long runs of many clients are thinned."""
+    told = [e for e in rounds if _table(e.get("weights"))]
+    values = sum(len(w) for e in told[-1:] for w in e["weights"].values())
+    kept = [told[i] for i in thin(len(told), max(10, MOST_VALUES // max(1, values)))]
+    courses: dict[str, Course] = {}
+    for event in kept:
+        for name, weights in event["weights"].items():
+            course = courses.setdefault(name, Course({}, []))
+            for cluster, weight in zip(event["clusters"], weights, strict=False):
+                course.weights.setdefault(int(cluster), []).append((event["round"], weight))
+    judged = [e for e in rounds if _table(e.get("clients"))]
+    clients = max((len(e["clients"]) for e in judged), default=1)
+    for index in thin(len(judged), max(10, MOST_VALUES // clients)):
+        for name, metrics in judged[index]["clients"].items():
+            if isinstance(metrics.get("accuracy"), float):
+                course = courses.setdefault(name, Course({}, []))
+                course.accuracy.append((judged[index]["round"], short(metrics["accuracy"])))
+    return courses
+
+
+def _numbers(rounds: list[Event], key: str) -> list[float]:
+    return [float(e[key]) for e in rounds if isinstance(e.get(key), int | float)]
 
 
 def thin(count: int, most: int) -> list[int]:

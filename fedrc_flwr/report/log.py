@@ -11,6 +11,8 @@ from fedrc_flwr.files import replacing
 
 Event = dict[str, Any]
 METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
+#: The counts behind the latest evaluation, which would make the metrics too long.
+EVALUATION = "evaluation.json"
 
 
 class MetricsLog:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import Template
@@ -19,26 +20,39 @@ from fedrc_flwr.report.colours import PALETTE
 from fedrc_flwr.report.contents import Contents, gather
 
 STATIC = Path(__file__).parent / "static"
-PAGE = "report.html"
+PAGE, BESIDE = "report.html", "beside.html"
 #: Characters that could end a script element or begin another.
 ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def render(contents: Contents, live: bool = False) -> str:
-    """The page; with ``live`` it fetches new contents from its server."""
-    library, charts, page = _scripts()
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in (library, charts, page))
+    """The page of a run; with ``live`` it fetches new contents from its server."""
+    title = f"{contents.name}: fedrc run report"
+    return _filled("report.html", "page.js", title, to_text(contents), live)
+
+
+def render_beside(runs: Sequence[Contents]) -> str:
+    """Several runs side by side on one page."""
+    title = f"{', '.join(one.name for one in runs)}: fedrc runs side by side"
+    return _filled("beside.html", "beside.js", title, f"[{','.join(map(to_text, runs))}]")
+
+
+def _filled(template: str, script: str, title: str, contents: str, live: bool = False) -> str:
+    """A page with its scripts, and a policy that allows nothing else."""
+    scripts = _scripts(script)
+    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in scripts)
     reachable = "'self'" if live else "'none'"
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {reachable}; base-uri 'none'; form-action 'none'"
     )
-    return Template(_read("report.html")).substitute(
+    library, charts, page = scripts
+    return Template(_read(template)).substitute(
         live="yes" if live else "no",
         policy=policy,
-        title=html.escape(f"{contents.name}: fedrc run report"),
+        title=html.escape(title),
         style=_read("report.css"),
-        contents=to_text(contents).translate(ESCAPES),
+        contents=contents.translate(ESCAPES),
         library=library,
         charts=charts,
         page=page,
@@ -52,16 +66,24 @@ def to_text(contents: Contents) -> str:
 
 def write_page(run: Path, path: Path | None = None) -> Path:
     """Write the page of the run in a directory, by default into that directory."""
-    path, text = path or run / PAGE, render(gather(run))
+    return _written(path or run / PAGE, render(gather(run)))
+
+
+def write_beside(runs: Sequence[Path], path: Path | None = None) -> Path:
+    """Write a page of several runs, by default into the working directory."""
+    return _written(path or Path(BESIDE), render_beside([gather(run) for run in runs]))
+
+
+def _written(path: Path, text: str) -> Path:
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
     return path
 
 
-@lru_cache(maxsize=1)
-def _scripts() -> tuple[str, str, str]:
+@lru_cache(maxsize=2)
+def _scripts(page: str) -> tuple[str, str, str]:
     charts = _read("charts.js").replace("$palette", json.dumps(PALETTE))
-    return _read("echarts.min.js"), charts, _read("page.js")
+    return _read("echarts.min.js"), charts, _read(page)
 
 
 @lru_cache(maxsize=8)

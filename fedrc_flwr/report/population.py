@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +13,13 @@ from fedrc_flwr.checkpoint import Checkpoint
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.em import Floats
 from fedrc_flwr.report.history import short, thin
+from fedrc_flwr.report.tallies import Tallies, Triples, added
 from fedrc_flwr.state import ClientRecord
 
 MOST_CLIENTS = 2000
+MOST_TRIPLES = 100_000  # of all clients' confusion matrices together
+#: What is shown of a client's evaluation besides its accuracy.
+SCORES = ("samples", "loss", "balanced_accuracy", "macro_f1", "auc", "constant_accuracy")
 UNKNOWN = -1
 
 
@@ -22,6 +28,8 @@ class Client:
     """A client as the report shows it.
 
     ``cluster`` is the likeliest one (-1: not known yet), ``weights`` follow the living clusters.
+    ``scores`` are those of its latest evaluation. ``confusion`` and ``right`` are the counts behind
+    them: see ``Tallies``.
     """
 
     name: str
@@ -32,6 +40,9 @@ class Client:
     concept: int
     style: str
     accuracy: float | None
+    scores: dict[str, float] = field(default_factory=dict)
+    confusion: Triples | None = None
+    right: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Cluster:
     share: float
     clients: int
     accuracy: float | None
+    confusion: Triples = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class Population:
     clients : sorted by cluster; at most ``MOST_CLIENTS``, evenly chosen from ``total``
     classes, styles, concepts : samples of the training clients in each cluster
     label_prior : (K, C), share of each label in each cluster
+    labels : names of the labels
     """
 
     round: int
@@ -73,6 +86,7 @@ class Population:
     styles: Table
     concepts: Table
     label_prior: list[list[float]]
+    labels: list[str] = field(default_factory=list)
 
 
 def nobody() -> Population:
@@ -81,16 +95,20 @@ def nobody() -> Population:
     return Population(0, [], [], 0, 0, 0, nothing, nothing, nothing, [])
 
 
-def population(checkpoint: Checkpoint, judged: dict[str, dict[str, float]]) -> Population:
+def population(
+    checkpoint: Checkpoint, judged: dict[str, dict[str, float]], tallies: Tallies | None = None
+) -> Population:
     """The federation according to the clients' latest counts and evaluations.
 
     Parameters
     ----------
     judged : for each client, its latest evaluation: accuracy, and the cluster of an observer
+    tallies : the counts behind it
     """
-    state = checkpoint.state
+    state, counted = checkpoint.state, tallies or Tallies()
+    labels = label_names(checkpoint.config, checkpoint.classes)
     clients = [
-        _client(name, record, state.clusters, judged.get(name, {}))
+        _client(name, record, state.clusters, judged.get(name, {}), counted)
         for name, record in state.clients.items()
     ]
     clients.sort(key=_order)
@@ -108,18 +126,35 @@ def population(checkpoint: Checkpoint, judged: dict[str, dict[str, float]]) -> P
     return Population(
         round=state.round,
         clusters=clusters,
-        clients=[clients[i] for i in thin(len(clients), MOST_CLIENTS)],
+        clients=_bounded([clients[i] for i in thin(len(clients), MOST_CLIENTS)]),
         total=len(clients),
         training=len(training),
         observers=len(clients) - len(training),
-        classes=Table([str(y) for y in range(checkpoint.classes)] if reported else [],
+        classes=Table(labels if reported else [],
                       _rounded(counts.T) if reported else []),
         styles=_samples_by(reported, style_of),
         concepts=_samples_by(
             reported, lambda r: "" if r.concept < 0 else f"concept {r.concept}"
         ),
         label_prior=_rounded(prior) if reported else [],
+        labels=labels,
     )  # fmt: skip
+
+
+def label_names(config: Mapping[str, Any], classes: int) -> list[str]:
+    """The names of the labels, from the schema that a run of own data records; else numbers."""
+    try:
+        names = [str(name) for name in json.loads(str(config["data.schema"]))["classes"]]
+    except (KeyError, TypeError, ValueError):
+        names = []
+    return names if len(names) == classes else [str(y) for y in range(classes)]
+
+
+def _bounded(clients: list[Client]) -> list[Client]:
+    """Without the clients' confusion matrices where they would make the page too large."""
+    if sum(len(c.confusion or []) for c in clients) <= MOST_TRIPLES:
+        return clients
+    return [replace(client, confusion=None) for client in clients]
 
 
 def style_of(record: ClientRecord) -> str:
@@ -129,7 +164,11 @@ def style_of(record: ClientRecord) -> str:
 
 
 def _client(
-    name: str, record: ClientRecord, clusters: tuple[int, ...], judged: dict[str, float]
+    name: str,
+    record: ClientRecord,
+    clusters: tuple[int, ...],
+    judged: dict[str, float],
+    tallies: Tallies,
 ) -> Client:
     weights = record.mixture_weights() if record.role == TRAIN else None
     cluster = UNKNOWN
@@ -147,6 +186,9 @@ def _client(
         concept=record.concept,
         style=record.style,
         accuracy=None if accuracy is None else short(accuracy),
+        scores={key: short(judged[key]) for key in SCORES if judged.get(key) is not None},
+        confusion=tallies.confusion.get(name),
+        right=tallies.right.get(name, {}),
     )
 
 
@@ -166,7 +208,8 @@ def _order(client: Client) -> tuple[bool, bool, int, int, float, str]:
 def _cluster(cluster: int, share: float, members: list[Client]) -> Cluster:
     judged = [m.accuracy for m in members if m.accuracy is not None]
     accuracy = short(float(np.mean(judged))) if judged else None
-    return Cluster(cluster, short(share), len(members), accuracy)
+    confusion = added(m.confusion for m in members if m.confusion)
+    return Cluster(cluster, short(share), len(members), accuracy, confusion)
 
 
 def _samples_by(

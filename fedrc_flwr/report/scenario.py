@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrc_flwr.data.scenario import OBSERVE, Outline
+from fedrc_flwr.words import counted
 
 SHOWN_LABELS = 6
 
@@ -34,8 +35,9 @@ def totals(outlines: list[Outline]) -> str:
         f"concept {c}: {sum(outline.truth.concept == c for outline in trained)}" for c in concepts
     )
     return (
-        f"{len(trained)} training clients with {samples} samples ({shares or 'concepts unknown'}; "
-        f"{styled} corrupted), {len(outlines) - len(trained)} observers"
+        f"{counted(len(trained), 'training client')} with {counted(samples, 'sample')} "
+        f"({shares or 'concepts unknown'}; {styled} corrupted), "
+        f"{counted(len(outlines) - len(trained), 'observer')}"
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedrc_flwr.data.scenario import TRAIN
+from fedrc_flwr.data.settings import title
+from fedrc_flwr.report.headline import Headline
 from fedrc_flwr.state import ServerState
 
 
@@ -35,9 +37,11 @@ def summarise(
     epsilon: float | None,
     reason: str = "",
     undecided: str = "",
+    said: Headline | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json."""
     return {
+        **({"headline": said.text, "verdict": said.kinds[0]} if said else {}),
         "status": status,
         **({"reason": reason} if reason else {}),
         "rounds": state.round,
@@ -46,10 +50,11 @@ def summarise(
         "local_accuracy": last_evaluation.get("local_accuracy"),
         "global_accuracy": last_evaluation.get("global_accuracy"),
         **{k: v for k, v in last_evaluation.items() if k.startswith("fine_tuned_")},
+        "scores": last_evaluation.get("scores"),
         "adjusted_rand_index": adjusted_rand_index(state),
         "epsilon": epsilon,
         "undecided": undecided,
         "algorithm": recorded["algorithm"],
-        "scenario": recorded["scenario"],
+        "scenario": title(str(recorded["scenario"]), str(recorded.get("data.dataset", ""))),
         "seed": recorded["seed"],
     }

@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
+from fedrc_flwr.report.bar import Bar
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.words import counted
 
 
-class Terminal:
-    """Shows events as they come; plain lines where there is no terminal."""
+class Terminal(Bar):
+    """Shows events as they come; plain lines where there is no terminal.
 
-    def __init__(self, rounds: int, console: Console | None = None) -> None:
+    Without ``lines`` there is only the bar.
+    """
+
+    def __init__(self, rounds: int, console: Console | None = None, lines: bool = True) -> None:
+        super().__init__(rounds, console, MofNCompleteColumn(), TimeElapsedColumn())
         self._rounds = rounds
-        self.console = console or Console(highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=rounds)
+        self._lines = lines
         self._undecided = ""
-
-    def __enter__(self) -> Terminal:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def show(self, event: Event) -> None:
         """Print a round's line and move the bar."""
         if event.get("event") == "round":
-            self.console.print(round_line(event, self._rounds), soft_wrap=True, markup=False)
-            undecided = event.get("undecided", "")
-            if undecided and undecided != self._undecided:
-                self.console.print(f"  {hidden(undecided)}", soft_wrap=True, markup=False)
-            self._undecided = undecided
-            self._bar.update(self._task, completed=event["round"], description="training")
+            if self._lines:
+                self._print(event)
+            self.move(event["round"], "training")
+
+    def _print(self, event: Event) -> None:
+        self.say(round_line(event, self._rounds))
+        undecided = event.get("undecided", "")
+        if undecided and undecided != self._undecided:
+            self.say(f"  {hidden(undecided)}")
+        self._undecided = undecided
 
 
 def hidden(undecided: str) -> str:
@@ -64,11 +51,13 @@ def round_line(event: Event, rounds: int) -> str:
     shares = " ".join(f"{share:.2f}" for share in event["shares"])
     parts = [
         f"round {event['round']:>{len(str(rounds))}}/{rounds}",
-        f"{len(event['clusters'])} clusters [{shares}]",
+        f"{counted(len(event['clusters']), 'cluster')} [{shares}]",
         f"loss {loss}",
     ]
     if event.get("local_accuracy") is not None:
         parts.append(f"local {event['local_accuracy']:.3f}")
+    if event.get("local_balanced_accuracy") is not None:
+        parts.append(f"balanced {event['local_balanced_accuracy']:.3f}")
     if event.get("global_accuracy") is not None:
         parts.append(f"global {event['global_accuracy']:.3f}")
     parts.append(f"{event['seconds']:.1f} s")
@@ -89,12 +78,15 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
         value = summary.get(name)
         return "-" if value is None else f"{value:.3f}"
 
+    local = (summary.get("scores") or {}).get("local")
     lines = [
         f"{summary.get('algorithm')} on {summary.get('scenario')}, seed {summary.get('seed')}: "
-        f"{summary.get('status')} after {summary.get('rounds')} rounds, "
+        f"{summary.get('status')} after {counted(summary.get('rounds', 0), 'round')}, "
         f"{summary.get('seconds', 0):.0f} seconds",
+        *([summary["headline"]] if summary.get("headline") else []),
         f"  clusters left        {summary.get('clusters')}",
         f"  local accuracy       {number('local_accuracy')}",
+        *(beside_constant(local) if local else []),
         f"  global accuracy      {number('global_accuracy')}",
     ]
     if summary.get("fine_tuned_local_accuracy") is not None:
@@ -105,3 +97,21 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
     if summary.get("undecided"):
         lines.append(f"  {hidden(summary['undecided'])}")
     return [*lines, f"results in {directory}"]
+
+
+def beside_constant(scores: dict[str, Any]) -> list[str]:
+    """Scores pooled over the training clients' test samples, each beside a constant answer's."""
+    lines = [
+        f"  {name:<20} {scores[key]:.3f} (a constant answer: {scores[f'constant_{key}']:.3f})"
+        for name, key in (
+            ("accuracy, pooled", "accuracy"),
+            ("balanced accuracy", "balanced_accuracy"),
+            ("macro F1", "macro_f1"),
+        )
+    ]
+    if scores.get("auc") is not None:
+        lines.append(
+            f"  {'AUC':<20} {scores['auc']:.3f} (a constant answer: 0.500; bins may move it by "
+            f"{scores['auc_error']:.3f})"
+        )
+    return [*lines, f"  {'test samples':<20} {scores['samples']}"]

@@ -10,9 +10,12 @@ from settings_of import dotted
 
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, save_checkpoint
 from fedrc_flwr.config import build_algorithm, load_config
+from fedrc_flwr.engine.judging import judge
 from fedrc_flwr.errors import LATE
-from fedrc_flwr.report.log import CONFIG, SUMMARY, MetricsLog, write_json
+from fedrc_flwr.metrics import Evaluation, Tally
+from fedrc_flwr.report.log import CONFIG, EVALUATION, SUMMARY, MetricsLog, write_json
 from fedrc_flwr.report.summary import summarise
+from fedrc_flwr.report.tallies import recorded_tallies
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 CLASSES = 4
@@ -24,11 +27,20 @@ class MadeRun:
 
     It starts with four clusters 0 to 3; cluster 1 is merged into 0 in round 3 and cluster 3 removed
     in round 4. Clusters 0 and 2 are left: concept 0 is in cluster 0, the others in cluster 2.
+
+    With ``tallies``, each client also sends counts of its ten predictions: all labels are its main
+    one; it is right on five or nine, as its accuracy says, and answers the next label otherwise.
     """
 
     def __init__(
-        self, directory: Path, clients: int = 6, noise: float = 40.0, **settings: Any
+        self,
+        directory: Path,
+        clients: int = 6,
+        noise: float = 40.0,
+        tallies: bool = False,
+        **settings: Any,
     ) -> None:
+        self.tallies = tallies
         self.directory = directory
         self.noise = noise
         own = {"clusters": 4, "adaptive": True, "merge": True, "annealing_rounds": 0}
@@ -52,6 +64,9 @@ class MadeRun:
         counts = np.full((len(living), CLASSES), 2.0 / ((len(living) - 1) * CLASSES))
         counts[own] = 18.0 * np.eye(CLASSES)[index % CLASSES]
         return counts
+
+    def weights(self, index: int) -> list[float]:
+        return [round(float(v), 3) for v in self.counts(index).sum(axis=1) / 20]
 
     def state(self) -> ServerState:
         clients = {
@@ -77,6 +92,7 @@ class MadeRun:
             "removed": [3] if self.round == 4 else [],
             "merged": [[1, 0]] if self.round == 3 else [],
             "seconds": 1.5, "client_seconds": 0.5, "bytes_down": 4000, "bytes_up": 3000,
+            "weights": {name: self.weights(i) for i, name in enumerate(self.names)},
             "failed": failed, "epsilon": 0.1 * self.round, "elapsed": 1.5 * self.round,
         }  # fmt: skip
         if self.round % 2 == 0:
@@ -89,13 +105,31 @@ class MadeRun:
                     for i, name in enumerate(everybody)
                 },
             }  # fmt: skip
+            if self.tallies:
+                metrics |= judge(self.evaluations(), self.state().clients, self.clusters())
         return metrics
+
+    def evaluations(self) -> dict[str, Evaluation]:
+        found = {}
+        for i, name in enumerate([*self.names, *self.observers]):
+            right, label = (5 if i % 3 == 0 else 9), i % CLASSES
+            confusion = np.zeros((CLASSES, CLASSES), dtype=np.int64)
+            confusion[label, [label, (label + 1) % CLASSES]] = right, 10 - right
+            living = self.clusters()
+            own = 0 if i % 3 == 0 else 2
+            counts = np.array([right if c == own else 1 for c in living])
+            metrics = {"samples": 10.0, "accuracy": right / 10, "cluster": float(own)}
+            found[name] = Evaluation(metrics, Tally(confusion, counts))
+        return found
 
     def play(self, rounds: int, checkpoint: bool = True) -> MadeRun:
         """Do rounds: a line of metrics, then a checkpoint, as the server app does."""
         for _ in range(rounds):
             self.round += 1
-            self.log.append(self.metrics())
+            metrics = self.metrics()
+            if tallies := metrics.pop("tallies", None):
+                write_json(self.directory / EVALUATION, recorded_tallies(self.state(), tallies))
+            self.log.append(metrics)
             if checkpoint:
                 saved = Checkpoint(self.state(), self.config.to_dict(), (2,), CLASSES, "layout")
                 save_checkpoint(self.directory / CHECKPOINTS, saved, keep=2)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedrc_flwr.cli import app
 from fedrc_flwr.report.contents import gather
 from fedrc_flwr.report.drawings import draw_figures
-from fedrc_flwr.report.page import render, write_page
+from fedrc_flwr.report.page import render, render_beside, write_page
 
 MEGABYTE = 1_000_000
 
@@ -95,21 +95,38 @@ def test_page_is_written_into_the_run_in_one_piece(made: MadeRun, tmp_path: Path
     assert not list(made.directory.glob("*.tmp"))
 
 
+def test_two_runs_side_by_side_keep_to_the_same_rules(tmp_path: Path) -> None:
+    first = MadeRun(tmp_path / "first", tallies=True).play(6)
+    second = MadeRun(tmp_path / "second").play(2)
+    second.names[0] = SCRIPT
+    runs = [gather(run.directory) for run in (first, second)]
+
+    elements = Elements(render_beside(runs))
+
+    assert [run["name"] for run in json.loads(elements.scripts[0])] == ["first", "second"]
+    policy = next(a["content"] for t, a in elements.tags if t == "meta" and "http-equiv" in a)
+    for script in elements.scripts[1:]:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in str(policy)
+    assert "connect-src 'none'" in str(policy)
+
+
 def test_300_clients_over_200_rounds_stay_under_5_megabytes(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path / "large", clients=300)
+    made = MadeRun(tmp_path / "large", clients=300, tallies=True)
     made.play(198, checkpoint=False).play(2)
 
     assert write_page(made.directory).stat().st_size < 5 * MEGABYTE
 
 
-def test_every_figure_as_png_and_svg(made: MadeRun, tmp_path: Path) -> None:
+def test_every_figure_as_png_and_svg(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "made", tallies=True)
     made.names[0] = r"$\ward$ one"
-    made.play(1)
+    made.play(6)
 
     written = draw_figures(gather(made.directory), tmp_path / "figures")
 
-    names = ["accuracy", "classes", "concepts", "epsilon", "failures", "loss", "prior", "seconds",
-             "shares", "styles", "traffic", "weights"]  # fmt: skip
+    names = ["accuracy", "classes", "concepts", "confusion", "epsilon", "failures", "loss", "prior",
+             "seconds", "shares", "styles", "traffic", "weights"]  # fmt: skip
     assert sorted(p.name for p in written) == sorted(
         f"{n}.{k}" for n in names for k in ("png", "svg")
     )
@@ -151,6 +168,19 @@ def test_report_command_names_what_it_made(made: MadeRun, tmp_path: Path) -> Non
         f"report in {made.directory / 'report.html'}",
         f"24 pictures in {tmp_path / 'f'}",
     ]
+
+
+def test_report_command_puts_several_runs_side_by_side(made: MadeRun, tmp_path: Path) -> None:
+    other, page = MadeRun(tmp_path / "other").play(1), tmp_path / "both.html"
+    runs = [str(made.directory), str(other.directory)]
+
+    result = CliRunner().invoke(app, ["report", *runs, "--output", str(page)])
+    refused = CliRunner().invoke(app, ["report", *runs, "--figures", str(tmp_path / "f")])
+
+    assert result.stdout == f"report in {page}\n"
+    assert "side by side" in page.read_text("utf-8")
+    assert refused.exit_code == 2
+    assert "--figures draws one run: 2 were given" in refused.stderr
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])

@@ -41,7 +41,7 @@ def test_many_labels_are_cut_short() -> None:
 
 def test_totals_count_training_clients_only() -> None:
     assert totals(OUTLINES) == (
-        "2 training clients with 7 samples (concept 0: 1, concept 1: 1; 1 corrupted), 1 observers"
+        "2 training clients with 7 samples (concept 0: 1, concept 1: 1; 1 corrupted), 1 observer"
     )
 
 

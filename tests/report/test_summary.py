@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.privacy import PrivacySettings
+from fedrc_flwr.report.headline import Headline
 from fedrc_flwr.report.summary import adjusted_rand_index, summarise
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
@@ -128,6 +129,7 @@ def test_summary_holds_the_runs_numbers() -> None:
         "local_accuracy": 0.9,
         "global_accuracy": 0.8,
         "fine_tuned_local_accuracy": 0.95,
+        "scores": {"local": {"samples": 40}},
         "loss": 0.1,
     }
 
@@ -139,9 +141,12 @@ def test_summary_holds_the_runs_numbers() -> None:
         evaluation,
         epsilon=2.5,
         undecided="how many clusters there are",
+        said=Headline((("undecided", "Undecided."), ("progress", "Three clusters."))),
     )
 
     assert summary == {
+        "headline": "Undecided. Three clusters.",
+        "verdict": "undecided",
         "status": "completed",
         "rounds": 7,
         "seconds": 1.235,
@@ -149,6 +154,7 @@ def test_summary_holds_the_runs_numbers() -> None:
         "local_accuracy": 0.9,
         "global_accuracy": 0.8,
         "fine_tuned_local_accuracy": 0.95,
+        "scores": {"local": {"samples": 40}},
         "adjusted_rand_index": 1.0,
         "epsilon": 2.5,
         "undecided": "how many clusters there are",

@@ -45,6 +45,7 @@ def test_plain_round_is_one_line() -> None:
     [
         ({"local_accuracy": 0.5}, "local 0.500"),
         ({"global_accuracy": 0.25}, "global 0.250"),
+        ({"local_balanced_accuracy": 0.75}, "balanced 0.750"),
         ({"removed": [2, 4]}, "removed 2, 4"),
         ({"merged": [[1, 0], [5, 3]]}, "merged 1 into 0  merged 5 into 3"),
         ({"failed": {"b": "late", "a": "NaN"}}, "without a, b"),
@@ -103,6 +104,27 @@ def test_summary_says_what_came_out() -> None:
         "  global accuracy      0.500",
         "  adjusted Rand index  -",
         "results in results",
+    ]
+
+
+def test_summary_begins_with_the_headline_and_shows_scores_beside_a_constant_answer() -> None:
+    local = {
+        "samples": 40, "accuracy": 0.9, "balanced_accuracy": 0.8, "macro_f1": 0.7,
+        "constant_accuracy": 0.85, "constant_balanced_accuracy": 0.5, "constant_macro_f1": 0.46,
+        "auc": 0.875, "auc_error": 0.002,
+    }  # fmt: skip
+
+    lines = summary_lines(
+        {**SUMMARY, "headline": "One meaning.", "scores": {"local": local}}, Path("results")
+    )
+
+    assert lines[1] == "One meaning."
+    assert lines[4:9] == [
+        "  accuracy, pooled     0.900 (a constant answer: 0.850)",
+        "  balanced accuracy    0.800 (a constant answer: 0.500)",
+        "  macro F1             0.700 (a constant answer: 0.460)",
+        "  AUC                  0.875 (a constant answer: 0.500; bins may move it by 0.002)",
+        "  test samples         40",
     ]
 
 

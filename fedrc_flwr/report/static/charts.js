@@ -293,6 +293,116 @@ function bubbleChart(look, c, picked, table) {
   };
 }
 
+// Samples by label (rows) and predicted label, the more the darker; right answers on the diagonal.
+function confusionOption(look, triples, labels) {
+  if (!triples || !triples.length) return null;
+  const held = new Map();
+  for (const [label, , samples] of triples) held.set(label, (held.get(label) || 0) + samples);
+  const count = labels.length;
+  // As high as the figures beside it, or, with many labels, on a row of its own.
+  const side = count <= 12 ? Math.min(64, Math.floor(200 / count)) : Math.max(5, Math.min(26, Math.floor(620 / count)));
+  const shown = side >= 16;
+  return {
+    height: 76 + side * count,
+    ...base(look, "item", (p) => tip(`label ${labels[p.value[1]]}`, [
+      [`predicted as ${labels[p.value[0]]}`, `${p.value[2]} of ${held.get(p.value[1])}`],
+      ["of this label", percent(p.value[2] / held.get(p.value[1]))],
+    ])),
+    grid: { left: 8, right: 16, top: 34, bottom: 26, containLabel: true },
+    xAxis: categories(look, labels, {
+      position: "top", name: "predicted", nameLocation: "middle", nameGap: -(side * count + 18),
+      nameTextStyle: { color: look.soft },
+      axisLabel: { interval: side >= 12 ? 0 : "auto", rotate: labels.some((l) => l.length > 3) && count > 4 ? 40 : 0, ...clip(look) },
+    }),
+    yAxis: categories(look, labels, {
+      inverse: true, axisLabel: { interval: side >= 12 ? 0 : "auto", ...clip(look) },
+    }),
+    series: [{
+      type: "custom", progressive: 0, data: triples.map(([label, predicted, samples]) => [predicted, label, samples]),
+      renderItem: (params, api) => {
+        const [width, height] = api.size([1, 1]);
+        const [x, y] = api.coord([api.value(0), api.value(1)]);
+        const share = api.value(2) / held.get(api.value(1));
+        const right = api.value(0) === api.value(1);
+        return {
+          type: "rect", shape: { x: x - width / 2 + 1, y: y - height / 2 + 1, width: width - 2, height: height - 2, r: 2 },
+          style: { fill: fade(right ? "#4477aa" : "#ee6677", 0.12 + 0.88 * share) },
+          textConfig: { position: "inside" },
+          textContent: { style: { text: shown ? String(api.value(2)) : "", fontSize: 11,
+            fill: share > 0.55 ? "#fff" : look.ink } },
+        };
+      },
+    }],
+  };
+}
+
+function confusionChart(look, c, picked) {
+  const sums = new Map();
+  for (const k of c.population.clusters) {
+    if (picked !== null && k.id !== picked) continue;
+    for (const [label, predicted, samples] of k.confusion) {
+      const at = label + " " + predicted;
+      sums.set(at, [label, predicted, (sums.has(at) ? sums.get(at)[2] : 0) + samples]);
+    }
+  }
+  return confusionOption(look, [...sums.values()], c.population.labels);
+}
+
+// --- one client ----------------------------------------------------------------------------------
+
+function clientWeights(look, c, picked, chosen) {
+  const course = chosen && c.history.courses[chosen.name];
+  if (!course || !Object.keys(course.weights).length) return null;
+  return {
+    ...base(look, "axis", (points) => tip("round " + points[0].axisValue,
+      points.map((p) => [p.seriesName, p.value[1].toFixed(3), p.color]))),
+    legend: legend(look),
+    xAxis: roundAxis(look, c.history.last_round),
+    yAxis: valueAxis(look, { min: 0, max: 1 }),
+    series: Object.keys(course.weights).map((id) => ({
+      type: "line", name: "cluster " + id, data: course.weights[id], color: clusterColour(Number(id)),
+      showSymbol: course.weights[id].length === 1, symbolSize: 5, lineStyle: { width: 2 },
+    })),
+  };
+}
+
+function clientAccuracy(look, c, picked, chosen) {
+  const course = chosen && c.history.courses[chosen.name];
+  if (!course || !course.accuracy.length) return null;
+  const option = lines(look, [{ name: "accuracy", points: course.accuracy }], c.history.last_round, percent, []);
+  const constant = chosen.scores.constant_accuracy;
+  if (constant !== undefined) {
+    option.series[0].markLine = {
+      silent: true, symbol: "none", animation: false, lineStyle: { color: look.soft, type: "dashed" },
+      label: { formatter: "constant answer", position: "insideEndTop", color: look.soft, fontSize: 11 },
+      data: [{ yAxis: constant }],
+    };
+    const values = course.accuracy.map((point) => point[1]).concat(constant);
+    option.yAxis.min = Math.max(0, Math.floor(10 * Math.min(...values) - 0.5) / 10);
+    option.yAxis.max = Math.min(1, Math.ceil(10 * Math.max(...values)) / 10);
+  }
+  return option;
+}
+
+function clientClusters(look, c, picked, chosen) {
+  const ids = chosen ? Object.keys(chosen.right) : [];
+  if (!ids.length || !chosen.scores.samples) return null;
+  return {
+    height: 60 + 34 * ids.length,
+    ...base(look, "item", (p) => tip(p.name, [["right", `${chosen.right[ids[p.dataIndex]]} of ${chosen.scores.samples}`]])),
+    grid: { left: 8, right: 56, top: 8, bottom: 8, containLabel: true },
+    xAxis: valueAxis(look, { min: 0, max: 1, axisLabel: { formatter: (v) => Math.round(100 * v) + "%" } }),
+    yAxis: categories(look, ids.map((id) => "cluster " + id), { inverse: true }),
+    series: [{
+      type: "bar", barMaxWidth: 20, label: { show: true, position: "right", color: look.ink, formatter: (p) => percent(p.value) },
+      data: ids.map((id) => ({
+        value: chosen.right[id] / chosen.scores.samples,
+        itemStyle: { color: clusterColour(Number(id)), borderRadius: [0, 3, 3, 0] },
+      })),
+    }],
+  };
+}
+
 function priorChart(look, c, picked) {
   const prior = c.population.label_prior;
   if (!prior.length) return null;
@@ -300,7 +410,7 @@ function priorChart(look, c, picked) {
     ...base(look, "axis", (points) => tip("label " + points[0].name,
       points.map((p) => [p.seriesName, percent(p.value), p.color]))),
     legend: legend(look),
-    xAxis: categories(look, prior[0].map((_, y) => String(y))),
+    xAxis: categories(look, c.population.labels, { axisLabel: { hideOverlap: true, ...clip(look) } }),
     yAxis: valueAxis(look, { axisLabel: { formatter: (v) => Math.round(100 * v) + "%" } }),
     series: prior.map((row, k) => {
       const id = c.population.clusters[k].id;
@@ -319,6 +429,14 @@ const CHARTS = [
     (look, c) => (c.history.accuracy.length ? lines(look, c.history.accuracy, c.history.last_round, percent, c.history.changes) : null)],
   ["loss", "Loss", "cross entropy, in nats", "No round has ended yet.",
     (look, c) => (c.history.loss.length ? lines(look, c.history.loss, c.history.last_round, plainNumber, c.history.changes) : null)],
+  ["confusion", "Confusion", "test samples by label (rows) and predicted label",
+    "No client sends counts of its predictions.", confusionChart],
+  ["client-weights", "Its weights", "over the rounds", "Its weights were not recorded.", clientWeights],
+  ["client-accuracy", "Its accuracy", "over the rounds, on its test samples", "It has not been evaluated.", clientAccuracy],
+  ["client-clusters", "Its accuracy with each cluster's model alone", "", "It sends no counts of its predictions.", clientClusters],
+  ["client-confusion", "Its confusion", "test samples by label (rows) and predicted label",
+    "It sends no counts of its predictions, or there are too many clients to show them.",
+    (look, c, picked, chosen) => (chosen ? confusionOption(look, chosen.confusion, c.population.labels) : null)],
   ["shares", "Shares of the clusters", "of all samples; dashed: a cluster was removed or merged", "No round has ended yet.", sharesChart],
   ["weights", "Mixture weights", "clients by cluster; the stronger the colour, the larger the weight", "No client has reported yet.", weightsChart],
   ["concepts", "Concepts", "samples by true concept and cluster", "The true concepts of this data are not known.",

@@ -7,6 +7,7 @@
   const root = document.documentElement;
   let contents = JSON.parse($("#contents").textContent);
   let picked = null;
+  let chosen = null; // name of the client that is shown on its own
   let order = { key: null, up: true };
 
   function make(tag, text, name) {
@@ -41,6 +42,15 @@
     $("#status").className = "pill " + (STATUS[c.status] ? c.status : "");
     $("#written").textContent = c.written ? "last written " + c.written : "nothing written yet";
     $("#outcome").textContent = c.outcome;
+    $("#outcome").hidden = !c.outcome;
+    $("#banners").replaceChildren(...c.banners.map(([kind, text]) => {
+      const box = make("div", undefined, "banner " + kind);
+      const [start, ...rest] = text.split(":");
+      box.append(make("b", start + ":"), rest.join(":"));
+      box.setAttribute("role", "status");
+      return box;
+    }));
+    showScores();
     $("#reason").textContent = c.reason;
     $("#reason").hidden = !c.reason;
     pairs($("#figures"), c.figures);
@@ -57,6 +67,77 @@
     const changes = new Map();
     for (const g of c.history.changes) changes.set(g.round, [...(changes.get(g.round) || []), g.text]);
     $("#changes").replaceChildren(...[...changes].map(([at, texts]) => make("li", `round ${at}: ${texts.join(", ")}`)));
+  }
+
+  function showScores() {
+    const { clusters = {}, local, global } = contents.history.scores;
+    const rows = [["training clients", local, null], ["observers", global, null],
+      ...Object.entries(clusters).map(([id, found]) => ["cluster " + id, found, Number(id)])].filter((row) => row[1]);
+    $("#scores").hidden = !rows.length;
+    if (!rows.length) return;
+    const pooled = rows.some(([, found]) => found.auc !== null && found.auc !== undefined);
+    const names = ["", "accuracy", "balanced accuracy", "macro F1", ...(pooled ? ["AUC"] : []), "test samples"];
+    $("#scores thead tr").replaceChildren(...names.map((name, i) => make("th", name, i ? "number" : "")));
+    $("#scores tbody").replaceChildren(...rows.map(([name, found, id]) => {
+      const row = make("tr");
+      const first = make("td", name);
+      if (id !== null) {
+        first.prepend(dot(clusterColour(id)));
+        first.className = "whole";
+      }
+      row.append(first);
+      for (const key of ["accuracy", "balanced_accuracy", "macro_f1"]) {
+        const cell = make("td", key === "macro_f1" ? found[key].toFixed(3) : percent(found[key]), "number");
+        const beside = found["constant_" + key];
+        cell.append(make("span", `(${key === "macro_f1" ? beside.toFixed(3) : percent(beside)})`, "beside"));
+        row.append(cell);
+      }
+      if (pooled) {
+        const cell = make("td", found.auc === null ? "" : found.auc.toFixed(3), "number");
+        if (found.auc !== null) cell.append(make("span", "(0.500)", "beside"));
+        row.append(cell);
+      }
+      row.append(make("td", String(found.samples), "number"));
+      return row;
+    }));
+  }
+
+  // --- one client -------------------------------------------------------------------------------
+
+  const theChosen = () => contents.population.clients.find((one) => one.name === chosen) || null;
+
+  function choose(name) {
+    chosen = name;
+    showOne();
+    showClients();
+  }
+
+  function showOne() {
+    const all = contents.population.clients;
+    const one = theChosen();
+    $("#one").hidden = !all.length;
+    $("#choice").replaceChildren(new Option("Choose a client", ""), ...all.map((c) => new Option(c.name, c.name)));
+    $("#choice").value = one ? one.name : "";
+    $("#about").hidden = !one;
+    for (const chart of CHARTS) if (chart[4].length > 3) showChart(chart);
+    if (!one) return;
+    const s = one.scores;
+    const facts = [`${one.name}: ${one.role === "train" ? "training client" : "observer"} with ${one.samples} samples to fit`];
+    if (one.cluster >= 0) {
+      facts.push(`in cluster ${one.cluster}` + (one.weights ? ` with a weight of ${Math.max(...one.weights).toFixed(3)}` : ""));
+    }
+    if (one.accuracy !== null) {
+      facts.push(`accuracy ${percent(one.accuracy)} on ${s.samples} test samples`
+        + (s.constant_accuracy === undefined ? "" : ` (a constant answer: ${percent(s.constant_accuracy)})`));
+    }
+    if (s.balanced_accuracy !== undefined) facts.push(`balanced accuracy ${percent(s.balanced_accuracy)}, macro F1 ${s.macro_f1.toFixed(3)}`);
+    if (s.auc !== undefined) facts.push(`AUC ${s.auc.toFixed(3)}`);
+    if (one.concept >= 0) facts.push(`true concept ${one.concept}`);
+    if (one.style && one.style !== "none") facts.push(`style ${one.style}`);
+    $("#about-text").textContent = facts.join("; ") + ".";
+    const told = contents.history.failures;
+    $("#about-failures").replaceChildren(...told.points.filter(([, client]) => told.clients[client] === one.name)
+      .map(([round, , why]) => make("li", `round ${round}: reply not used: ${told.reasons[why]}`)));
   }
 
   function showPicker() {
@@ -87,10 +168,14 @@
     return count;
   };
   const COLUMNS = [
-    ["client", (one) => one.name], ["role", (one) => one.role],
-    ["samples", (one) => one.samples, String], ["cluster", (one) => one.cluster],
-    ["its weight", (one) => (one.weights ? Math.max(...one.weights) : -1), (v) => (v < 0 ? "" : v.toFixed(3))],
+    ["client", (one) => one.name], ["cluster", (one) => one.cluster],
     ["accuracy", (one) => (one.accuracy === null ? -1 : one.accuracy), (v) => (v < 0 ? "" : percent(v))],
+    ["balanced", (one) => one.scores.balanced_accuracy ?? -1, (v) => (v < 0 ? "" : percent(v))],
+    ["constant", (one) => one.scores.constant_accuracy ?? -1, (v) => (v < 0 ? "" : percent(v))],
+    ["its weight", (one) => (one.weights ? Math.max(...one.weights) : -1), (v) => (v < 0 ? "" : v.toFixed(3))],
+    ["samples", (one) => one.samples, String],
+    ["tested on", (one) => one.scores.samples ?? 0, (v) => (v ? String(v) : "")],
+    ["role", (one) => one.role],
     ["true concept", (one) => one.concept, (v) => (v < 0 ? "" : String(v))],
     ["style", (one) => one.style],
     ["not used", (one, count) => count.get(one.name) || 0, (v) => (v ? String(v) : "")],
@@ -125,7 +210,11 @@
     }
     $("#shown").textContent = all.length ? `${rows.length} of ${all.length} clients` : "No client is known yet.";
     $("#clients tbody").replaceChildren(...rows.map((one) => {
-      const row = make("tr");
+      const row = make("tr", undefined, one.name === chosen ? "chosen" : "");
+      row.addEventListener("click", () => {
+        choose(one.name);
+        $("#one").scrollIntoView({ behavior: "smooth", block: "start" });
+      });
       for (const [name, value, format] of COLUMNS) {
         const found = value(one, count);
         const cell = make("td", format ? format(found) : String(found), format ? "number" : "");
@@ -187,7 +276,7 @@
 
   function showChart([name, , , , build]) {
     const box = $("#" + name + " .chart");
-    const option = build(look(), contents, picked);
+    const option = build(look(), contents, picked, theChosen());
     box.hidden = !option;
     $("#" + name + " .empty").hidden = Boolean(option);
     $("#" + name + " .save").hidden = !option;
@@ -203,14 +292,16 @@
   function showPicked() {
     showPicker();
     showClients();
-    for (const chart of CHARTS) if (chart[4].length > 2) showChart(chart); // those that take the pick
+    for (const chart of CHARTS) if (chart[4].length === 3) showChart(chart); // those that take the pick
   }
 
   function showAll() {
     showTexts();
     showPicker();
     showClients();
-    for (const chart of CHARTS) showChart(chart);
+    $("#confusion").className = contents.population.labels.length > 12 ? "wide" : "";
+    showOne();
+    for (const chart of CHARTS) if (chart[4].length < 4) showChart(chart);
     root.dataset.drawn = String(Number(root.dataset.drawn || 0) + 1);
   }
 
@@ -234,6 +325,7 @@
     waiting = setTimeout(showAll, 150);
   });
   $("#search").addEventListener("input", showClients);
+  $("#choice").addEventListener("change", (event) => choose(event.target.value || null));
 
   // --- live -------------------------------------------------------------------------------------
 
