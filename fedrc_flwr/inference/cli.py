@@ -55,7 +55,7 @@ def assign(
         _either("--data", data, "--client", client)
         trained = _load(run, device)
         samples = (
-            read_labelled(data, trained.input_shape, trained.classes)
+            read_labelled(data, trained.schema)
             if data is not None
             else scenario_client(trained.config, str(client)).fit
         )
@@ -96,12 +96,12 @@ def predict(
         trained = _load(run, device)
         mine = _weights(trained, weights, state)
         batches = (
-            read_batches(data, trained.input_shape, trained.classes, batch)
+            read_batches(data, trained.schema, batch)
             if data is not None
             else in_batches(scenario_client(trained.config, str(client)).test, batch)
         )
         tally = write_predictions(
-            out, predicted(trained, mine, batches, hard), trained.classes, probabilities
+            out, predicted(trained, mine, batches, hard), trained.schema.classes, probabilities
         )
     except FedRCError as error:
         raise _refused(error) from None

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from fedrc_flwr import __version__
 from fedrc_flwr.data.base import as_floats
-from fedrc_flwr.errors import FedRCError
+from fedrc_flwr.errors import DataError, FedRCError
 from fedrc_flwr.inference.batching import Batcher
 from fedrc_flwr.inference.personalised import Personal
+from fedrc_flwr.inference.raw import samples_of
 
 SERVER, VERSION = "fedrc-flwr", "1"
 INPUT, PROBABILITIES, LABEL = "input", "probabilities", "label"
@@ -149,6 +150,22 @@ class Endpoint:
         outputs = {PROBABILITIES: probabilities, LABEL: probabilities.argmax(axis=1)}
         return {name: outputs[name] for name in wanted or outputs}
 
+    async def predict(self, instances: list[Any]) -> list[dict[str, Any]]:
+        """For each raw sample, a row by column or nested lists, its label and the probabilities."""
+        schema = self._model.schema
+        try:
+            if not instances:
+                raise DataError("no instances: expected one sample or more")
+            inputs = samples_of(schema, instances if schema.is_table else _array(instances))
+        except DataError as error:
+            raise Refused(Reason.INVALID, str(error)) from None
+        probabilities = await self._batcher.submit(inputs)
+        labels = schema.names(probabilities.argmax(axis=1))
+        return [
+            {"label": label, "probabilities": dict(zip(schema.classes, row, strict=True))}
+            for label, row in zip(labels, probabilities.tolist(), strict=True)
+        ]
+
     def _inputs(self, tensors: list[Tensor]) -> NDArray[np.float32]:
         if len(tensors) != 1 or tensors[0].name != INPUT:
             found = [tensor.name for tensor in tensors]
@@ -185,6 +202,13 @@ class Endpoint:
     async def close(self) -> None:
         """End the batcher; all requests have been answered by then."""
         await self._batcher.close()
+
+
+def _array(instances: list[Any]) -> NDArray[np.float64]:
+    try:
+        return np.asarray(instances, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError("the instances are not lists of numbers of one shape") from None
 
 
 def _values(content: bytes | Sequence[float], dtype: np.dtype[Any]) -> NDArray[Any]:

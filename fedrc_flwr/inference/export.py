@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedrc_flwr.errors import CheckpointError, ConfigError
+from fedrc_flwr.data.schema import parse_schema
+from fedrc_flwr.errors import CheckpointError, ConfigError, DataError
 from fedrc_flwr.files import replacing
 from fedrc_flwr.inference.personalised import Personal, personal_module, torch_runner
 from fedrc_flwr.inference.trained import Trained
 from fedrc_flwr.inference.weights import Weights
 
-SCHEMA = 1
+SCHEMA = 2
 ABOUT = "fedrc"  # the name of the description within the file
 INPUT, PROBABILITIES = "input", "probabilities"
 SUFFIXES = (".pt2", ".onnx")
@@ -41,8 +42,7 @@ def export_model(path: Path, trained: Trained, weights: Weights, hard: bool) -> 
     module = personal_module(trained, weights, hard).cpu()
     about = {
         "schema": SCHEMA,
-        "input_shape": list(trained.input_shape),
-        "classes": trained.classes,
+        "data_schema": trained.schema.text(),
         "round": trained.state.round,
         "hard": hard,
         "clusters": list(weights.clusters),
@@ -149,14 +149,18 @@ def _about(text: str | bytes, path: Path) -> dict[str, Any]:
 
 def _checked(path: Path, about: dict[str, Any], run: Any, platform: str) -> Personal:
     """The model, once it has answered for one sample of zeros as its description says."""
-    shape, classes = tuple(about["input_shape"]), int(about["classes"])
+    try:
+        schema = parse_schema(str(about["data_schema"]), str(path))
+    except (KeyError, DataError) as error:
+        raise CheckpointError(f"{path}: its description cannot be used: {error}") from None
+    shape, classes = schema.input_shape, len(schema.classes)
     try:
         found = run(np.zeros((1, *shape), dtype=np.float32)).shape
     except Exception as error:  # runtimes raise various errors for a wrong shape
         raise CheckpointError(f"{path}: does not take inputs of shape {shape} ({error})") from None
     if found != (1, classes):
         raise CheckpointError(f"{path}: expected {classes} probabilities per sample, found {found}")
-    return Personal(shape, classes, run, platform)
+    return Personal(schema, run, platform)
 
 
 @contextlib.contextmanager

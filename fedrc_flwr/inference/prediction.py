@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrc_flwr.data.schema import class_array
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.files import replacing
 from fedrc_flwr.inference.samples import Batch
@@ -28,7 +29,7 @@ class Prediction:
     Parameters
     ----------
     probabilities : (N, C)
-    truth : (N,), the labels of the batch, if it has any
+    truth : (N,), the labels of the batch, if it has any; -1 where one is missing
     """
 
     probabilities: NDArray[np.float32]
@@ -77,19 +78,22 @@ class Tally:
 
 
 def write_predictions(
-    path: Path, predictions: Iterable[Prediction], classes: int, probabilities: bool = True
+    path: Path,
+    predictions: Iterable[Prediction],
+    classes: Sequence[str],
+    probabilities: bool = True,
 ) -> Tally:
-    """Write labels, and probabilities if wanted, as CSV, Parquet or .npz, as the path ends.
+    """Write labels by name, and probabilities if wanted, as CSV, Parquet or .npz, as the path ends.
 
     CSV and Parquet are written as the predictions come; the file appears when it is complete.
     """
     samples = labelled = right = 0
-    with _writer(path, classes if probabilities else 0) as write:
+    with _writer(path, tuple(classes), probabilities) as write:
         for prediction in predictions:
             write(prediction)
             samples += len(prediction.labels)
             if prediction.truth is not None:
-                labelled += len(prediction.truth)
+                labelled += int((prediction.truth >= 0).sum())
                 right += int((prediction.labels == prediction.truth).sum())
     return Tally(samples, labelled, right)
 
@@ -106,27 +110,31 @@ Write = Callable[[Prediction], None]
 
 
 @contextmanager
-def _writer(path: Path, classes: int) -> Iterator[Write]:
+def _writer(path: Path, classes: tuple[str, ...], probabilities: bool) -> Iterator[Write]:
     """A function that adds predictions to a file, which replaces ``path`` at the end."""
     check_output(path)
     try:
-        with replacing(path) as beside, _WRITERS[path.suffix](beside, classes) as write:
+        with (
+            replacing(path) as beside,
+            _WRITERS[path.suffix](beside, class_array(classes), probabilities) as write,
+        ):
             yield write
     except OSError as error:
         raise ConfigError(f"--out {path}: {error}") from None
 
 
 @contextmanager
-def _csv_writer(path: Path, classes: int) -> Iterator[Write]:
+def _csv_writer(path: Path, names: NDArray[Any], probabilities: bool) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["label", *_columns(classes)])
+        rows.writerow(["label", *(_columns(names) if probabilities else [])])
 
         def write(prediction: Prediction) -> None:
-            if not classes:
-                rows.writerows([label] for label in prediction.labels)
+            labels = names[prediction.labels].tolist()
+            if not probabilities:
+                rows.writerows([label] for label in labels)
                 return
-            pairs = zip(prediction.labels, prediction.probabilities.tolist(), strict=True)
+            pairs = zip(labels, prediction.probabilities.tolist(), strict=True)
             # Nine digits give back every float32.
             rows.writerows([label, *(f"{value:.9g}" for value in row)] for label, row in pairs)
 
@@ -134,34 +142,35 @@ def _csv_writer(path: Path, classes: int) -> Iterator[Write]:
 
 
 @contextmanager
-def _parquet_writer(path: Path, classes: int) -> Iterator[Write]:
+def _parquet_writer(path: Path, names: NDArray[Any], probabilities: bool) -> Iterator[Write]:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    fields = [("label", arrow.int64()), *((name, arrow.float32()) for name in _columns(classes))]
-    schema = arrow.schema(fields)
+    label = arrow.int64() if names.dtype.kind == "i" else arrow.string()
+    columns = _columns(names) if probabilities else []
+    schema = arrow.schema([("label", label), *((name, arrow.float32()) for name in columns)])
     with parquet.ParquetWriter(path, schema) as file:
 
         def write(prediction: Prediction) -> None:
-            columns: list[Any] = [prediction.labels, *prediction.probabilities.T[:classes]]
-            file.write_table(arrow.table(columns, schema=schema))
+            values: list[Any] = [names[prediction.labels].tolist()]
+            values += list(prediction.probabilities.T[: len(columns)])
+            file.write_table(arrow.table(values, schema=schema))
 
         yield write
 
 
 @contextmanager
-def _npz_writer(path: Path, classes: int) -> Iterator[Write]:
-    labels: list[NDArray[np.int64]] = []
+def _npz_writer(path: Path, names: NDArray[Any], probabilities: bool) -> Iterator[Write]:
+    labels: list[NDArray[Any]] = []
     rows: list[NDArray[np.float32]] = []
 
     def write(prediction: Prediction) -> None:
-        labels.append(prediction.labels)
-        if classes:
-            rows.append(prediction.probabilities)
+        labels.append(names[prediction.labels])
+        rows.append(prediction.probabilities)
 
     yield write
     arrays: dict[str, NDArray[Any]] = {"label": np.concatenate(labels)}
-    if classes:
+    if probabilities:
         arrays["probabilities"] = np.concatenate(rows)
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -170,5 +179,6 @@ def _npz_writer(path: Path, classes: int) -> Iterator[Write]:
 _WRITERS = {".csv": _csv_writer, ".parquet": _parquet_writer, ".npz": _npz_writer}
 
 
-def _columns(classes: int) -> list[str]:
-    return [f"p{label}" for label in range(classes)]
+def _columns(names: NDArray[Any]) -> list[str]:
+    """A column of probabilities for each class."""
+    return [f"p{name}" if names.dtype.kind == "i" else f"p_{name}" for name in names.tolist()]

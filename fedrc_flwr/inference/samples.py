@@ -1,12 +1,11 @@
 """Samples to assign or predict: files of any size read in batches, or a scenario's client.
 
-The forms are those of ``fedrc_flwr.data.own``, and values are treated as in training: bytes become
-numbers from 0 to 1, everything else stays as it is. Labels may be missing.
+The forms are those of ``fedrc_flwr.data.own``, and raw values are treated as in training, by the
+schema that the run recorded. Labels may be missing.
 """
 
 from __future__ import annotations
 
-import itertools
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.base import as_floats
-from fedrc_flwr.data.images import read_image
-from fedrc_flwr.data.own import ABOUT
-from fedrc_flwr.data.reading import FOLDER, NPZ, TORN, csv_rows, form_of, image_files
+from fedrc_flwr.data.content import ABOUT
+from fedrc_flwr.data.encoding import as_numbers, row_name, shown
+from fedrc_flwr.data.folders import find_images, read_images
+from fedrc_flwr.data.reading import CSV, FOLDER, NPZ, PARQUET, TORN, form_of, table_parts
 from fedrc_flwr.data.scenario import ClientData, Split, scenario_of
-from fedrc_flwr.data.tabular import numbers
+from fedrc_flwr.data.schema import Schema, listed
 from fedrc_flwr.errors import DataError
 
 BATCH = 1024
@@ -31,43 +31,45 @@ BATCH = 1024
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs (N, ...) as float32, and their labels (N,) where they are known."""
+    """Inputs (N, ...) as float32, and their labels (N,), if any; -1 where one is missing."""
 
     inputs: NDArray[np.float32]
     labels: NDArray[np.int64] | None
 
 
-def read_batches(
-    path: Path, input_shape: tuple[int, ...], classes: int, size: int = BATCH
-) -> Iterator[Batch]:
-    """The samples of a .npz or .csv file or of a folder of images, ``size`` at a time."""
+def read_batches(path: Path, schema: Schema, size: int = BATCH) -> Iterator[Batch]:
+    """The samples of a table, a .npz file or a folder of images, ``size`` at a time."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder: expected samples to read")
-    parts: Iterator[tuple[NDArray[Any], NDArray[Any] | None]]
     form = form_of(path)
-    if form == FOLDER:
-        parts = _from_folder(path, input_shape, classes, size)
+    if schema.is_table:
+        if form not in (CSV, PARQUET):
+            raise DataError(f"{path}: the models were trained on a table: expected a table")
+        parts = _from_table(path, schema, size)
+    elif form == FOLDER:
+        parts = _from_folder(path, schema, size)
     elif form == NPZ:
-        parts = _from_npz(path, input_shape, size)
+        parts = _from_npz(path, schema, size)
     else:
-        parts = _from_csv(path, input_shape, size)
+        parts = _from_numbers(path, schema, size)
     seen = 0
     for inputs, labels in parts:
-        checked = _check_inputs(inputs, input_shape, path, seen)
-        yield Batch(checked, None if labels is None else _check_labels(labels, classes, path, seen))
+        checked = _check_inputs(inputs, schema.input_shape, path, seen)
+        yield Batch(checked, None if labels is None else _labels(labels, schema, path))
         seen += len(inputs)
     if not seen:
         raise DataError(f"{path}: holds no samples")
 
 
-def read_labelled(path: Path, input_shape: tuple[int, ...], classes: int) -> Split:
-    """All samples of a file with their labels."""
+def read_labelled(path: Path, schema: Schema) -> Split:
+    """All samples of a file that have a label."""
     inputs, labels = [], []
-    for batch in read_batches(path, input_shape, classes):
+    for batch in read_batches(path, schema):
         if batch.labels is None:
-            raise DataError(f"{path}: has no labels: expected samples x and labels y")
-        inputs.append(batch.inputs)
-        labels.append(batch.labels)
+            wanted = f"a column {schema.label!r}" if schema.is_table else "samples x and labels y"
+            raise DataError(f"{path}: has no labels: expected {wanted}")
+        inputs.append(batch.inputs[batch.labels >= 0])
+        labels.append(batch.labels[batch.labels >= 0])
     return Split(np.concatenate(inputs), np.concatenate(labels))
 
 
@@ -92,10 +94,18 @@ def in_batches(split: Split, size: int = BATCH) -> Iterator[Batch]:
 # --- the forms -----------------------------------------------------------------------------------
 
 
-def _from_npz(
-    path: Path, input_shape: tuple[int, ...], size: int
-) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
+Part = tuple[NDArray[Any], Any]
+
+
+def _from_table(path: Path, schema: Schema, size: int) -> Iterator[Part]:
+    """Rows of a table as they are, with the columns of the schema in any order."""
+    for frame in table_parts(path, size):
+        yield schema.features(frame), frame.get(schema.label)
+
+
+def _from_npz(path: Path, schema: Schema, size: int) -> Iterator[Part]:
     """Arrays ``x`` and, where there is one, ``y``; ``x`` is never held as a whole."""
+    input_shape = schema.input_shape
     try:
         with zipfile.ZipFile(path) as archive:
             if "x.npy" not in archive.namelist():
@@ -121,7 +131,10 @@ def _from_npz(
                     if len(content) != wanted:
                         raise DataError(f"{path}: x is cut short in sample {start}")
                     part = np.frombuffer(content, dtype).reshape(rows, *input_shape)
-                    yield part, None if labels is None else labels[start : start + rows]
+                    yield (
+                        schema.scaled(part),
+                        None if labels is None else labels[start : start + rows],
+                    )
     except TORN as error:
         raise DataError(f"{path}: torn or not a .npz file of plain arrays ({error})") from None
 
@@ -130,7 +143,7 @@ def _header(member: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[An
     version = npy.read_magic(member)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(member)
-    if dtype.hasobject or len(shape) < 2:
+    if dtype.kind not in "uifb" or len(shape) < 2:
         raise DataError(f"{path}: x is {dtype} {shape}, expected numbers, (N, ...)")
     if fortran:
         raise DataError(
@@ -139,52 +152,45 @@ def _header(member: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[An
     return shape, dtype
 
 
-def _from_csv(
-    path: Path, input_shape: tuple[int, ...], size: int
-) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
-    """As in training, column ``y`` or else the last one is the label, if there is a label.
+def _from_numbers(path: Path, schema: Schema, size: int) -> Iterator[Part]:
+    """A table of numbers for models of arrays: column ``y``, or one more than needed, is the label.
 
     Columns ``client``, ``concept``, ``style`` and ``observer`` are left out.
     """
-    if len(input_shape) != 1:
-        raise _wrong_shape(path, input_shape, "rows of a table")
-    with csv_rows(path) as (names, rows):
-        features = [place for place, name in enumerate(names) if name not in ABOUT]
-        label = next((place for place in features if names[place] == "y"), None)
-        if label is None and len(features) == input_shape[0] + 1:
-            label = features[-1]
-        features = [place for place in features if place != label]
-        if len(features) != input_shape[0]:
-            raise _wrong_shape(path, input_shape, (len(features),))
-        while part := list(itertools.islice(rows, size)):
-            columns = [numbers([row[p] for row in part], names[p], path) for p in features]
-            found = None
-            if label is not None:
-                found = numbers([row[label] for row in part], names[label], path)
-            # Training read the columns as float64 and rounded them once.
-            yield np.stack(columns, axis=1), found
+    if len(schema.input_shape) != 1:
+        raise _wrong_shape(path, schema.input_shape, "rows of a table")
+    width = schema.input_shape[0]
+    for frame in table_parts(path, size):
+        names = [name for name in frame.columns if name not in ABOUT]
+        label = "y" if "y" in names else names[-1] if len(names) == width + 1 else ""
+        names = [name for name in names if name != label]
+        if len(names) != width:
+            raise _wrong_shape(path, schema.input_shape, (len(names),))
+        numbers = np.stack([as_numbers(frame[name]) for name in names], axis=1)
+        if np.isnan(numbers).any():
+            row, place = np.argwhere(np.isnan(numbers))[0]
+            found = frame[names[place]].iloc[row]
+            raise DataError(
+                f"{path}: column {names[place]!r} holds {shown(found)} in "
+                f"{row_name(frame, int(row))}, expected a number"
+            )
+        yield schema.scaled(numbers), frame[label] if label else None
 
 
-def _from_folder(
-    path: Path, input_shape: tuple[int, ...], classes: int, size: int
-) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
-    """Images without labels, or one subfolder per class in the order of their names."""
-    mode = "L" if len(input_shape) == 2 else "RGB"
-    folders, files = image_files(path)
-    if folders and len(folders) != classes:
+def _from_folder(path: Path, schema: Schema, size: int) -> Iterator[Part]:
+    """Images without labels, or with one subfolder per class."""
+    images = find_images(path)
+    mode = "L" if len(schema.input_shape) == 2 else "RGB"
+    unknown = sorted(set(images.labels or ()) - set(schema.classes))
+    if unknown:
         raise DataError(
-            f"{path}: expected {classes} subfolders, one per class and empty where there is no "
-            f"image of it, found {len(folders)}"
+            f"{path}: the subfolder {unknown[0]!r} is none of the {len(schema.classes)} classes "
+            f"{listed(schema.classes)}"
         )
-    while part := list(itertools.islice(files, size)):
-        images = []
-        for file, _ in part:
-            image = read_image(file, mode)
-            if image.shape != input_shape:
-                raise _wrong_shape(file, input_shape, image.shape)
-            images.append(image)
-        labels = np.array([label for _, label in part]) if folders else None
-        yield np.stack(images), labels
+    for start in range(0, len(images.files), size):
+        part = slice(start, start + size)
+        labels = None if images.labels is None else np.array(images.labels[part])
+        yield read_images(images.files[part], mode), labels
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -214,14 +220,8 @@ def _check_inputs(
     return floats
 
 
-def _check_labels(labels: NDArray[Any], classes: int, where: Path, seen: int) -> NDArray[np.int64]:
-    if labels.dtype.kind not in "uifb" or labels.ndim != 1:
-        raise DataError(f"{where}: labels must be whole numbers from 0, one per sample")
-    bad = ~((labels >= 0) & (labels < classes) & (labels == np.rint(labels)))
-    if bad.any():
-        place = int(bad.argmax())
-        raise DataError(
-            f"{where}: label {labels[place]:g} of sample {seen + place}: expected a whole number "
-            f"from 0 to {classes - 1}, as the models have {classes} classes"
-        )
-    return labels.astype(np.int64)
+def _labels(labels: Any, schema: Schema, where: Path) -> NDArray[np.int64]:
+    try:
+        return schema.numbers(labels)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None

@@ -17,6 +17,7 @@ from fedrc_flwr.algorithms.messages import Broadcast
 from fedrc_flwr.bank import ModelBank, choose_device
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, latest_checkpoint, load_checkpoint
 from fedrc_flwr.config import RunConfig, build_algorithm, load_config
+from fedrc_flwr.data.schema import Schema, parse_schema, plain_schema
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import Membership, ServerState
@@ -30,6 +31,7 @@ class Trained:
     Parameters
     ----------
     where : the checkpoint's path, for messages
+    schema : how raw samples become inputs, and the names of the classes
     broadcast : the last broadcast for evaluation: models and label prior
     """
 
@@ -38,6 +40,7 @@ class Trained:
     state: ServerState
     input_shape: tuple[int, ...]
     classes: int
+    schema: Schema
     layout: str
     bank: ModelBank
     algorithm: ClusteredAlgorithm
@@ -86,6 +89,7 @@ def load_trained(
         state=state,
         input_shape=checkpoint.input_shape,
         classes=checkpoint.classes,
+        schema=_schema(checkpoint, where),
         layout=checkpoint.layout,
         bank=bank,
         algorithm=algorithm,
@@ -113,6 +117,24 @@ def _config(checkpoint: Checkpoint, where: Path) -> RunConfig:
         return load_config({**checkpoint.config, "resolved": True})
     except (ConfigError, KeyError, TypeError) as error:
         raise CheckpointError(f"{where}: its configuration cannot be used here: {error}") from None
+
+
+def _schema(checkpoint: Checkpoint, where: Path) -> Schema:
+    """The run's schema; without one, nothing is done to arrays and classes have numbers."""
+    shape, classes = checkpoint.input_shape, checkpoint.classes
+    text = str(checkpoint.config.get("data.schema", ""))
+    if not text:
+        return plain_schema(shape, classes)
+    try:
+        schema = parse_schema(text)
+    except DataError as error:
+        raise CheckpointError(f"{where}: its schema cannot be used: {error}") from None
+    if (schema.input_shape, len(schema.classes)) != (shape, classes):
+        raise CheckpointError(
+            f"{where}: its schema has inputs of shape {schema.input_shape} and "
+            f"{len(schema.classes)} classes, its models {shape} and {classes}"
+        )
+    return schema
 
 
 def _bank(

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP with JSON, and the server's metrics."""
+"""The Open Inference Protocol over HTTP with JSON, raw samples, and the server's metrics."""
 
 from __future__ import annotations
 
@@ -77,6 +77,17 @@ def application(endpoint: Endpoint, max_bytes: int) -> Starlette:
         response: Response = await endpoint.counted("http", answer)
         return response
 
+    async def predict(request: Request) -> Response:
+        async def answer() -> Response:
+            endpoint.check_name(*_asked(request))
+            instances = _parse(await _body(request, max_bytes)).get("instances")
+            if not isinstance(instances, list):
+                raise Refused(Reason.INVALID, "instances: expected a list of samples")
+            return JSONResponse({"predictions": await endpoint.predict(instances)})
+
+        response: Response = await endpoint.counted("http", answer)
+        return response
+
     async def metrics(request: Request) -> Response:
         return Response(endpoint.metrics(), media_type=CONTENT_TYPE_LATEST)
 
@@ -85,6 +96,7 @@ def application(endpoint: Endpoint, max_bytes: int) -> Starlette:
         Route("/v2", _guarded(server)),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
+        Route("/v1/models/{name}:predict", _guarded(predict), methods=["POST"]),
     ]
     for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         routes += [

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.models.own import own_network, try_network
 from fedrc_flwr.models.small import cnn, mlp
 from fedrc_flwr.models.split import SplitModel
-from fedrc_flwr.plugins import is_reference, load_function
+from fedrc_flwr.plugins import is_reference, located_reference
 from fedrc_flwr.settings import key
 
-__all__ = ["MODELS", "ModelSettings", "SplitModel", "build_model"]
+__all__ = ["MODELS", "ModelSettings", "SplitModel", "build_model", "check_model"]
 MODELS = ("mlp", "cnn", "mobilenet-v2", "resnet18")
 VISION = ("mobilenet-v2", "resnet18")
 
@@ -26,8 +26,8 @@ class ModelSettings:
     network: str = key(
         "",
         "The network: `mlp`, `cnn`, `mobilenet-v2`, `resnet18`, or your own "
-        "`package.module:function`, called with `input_shape` and `classes`. Empty: `cnn` for "
-        "images of at least 16 x 16 pixels, else `mlp`.",
+        "`package.module:function` or `file.py:function`, called with `input_shape` and "
+        "`classes`. Empty: `cnn` for images of at least 16 x 16 pixels, else `mlp`.",
         common=True,
     )
     hidden: int = key(64, "Hidden units of the `mlp`.", low=1, high=65_536, common=True)
@@ -61,7 +61,7 @@ class ModelSettings:
         if self.network and self.network not in MODELS and not is_reference(self.network):
             raise ConfigError(
                 f"model.network = {self.network!r}: expected {', '.join(MODELS)} or "
-                "package.module:function"
+                "package.module:function or file.py:function"
             )
         if self.weights and self.network not in VISION:
             raise ConfigError(
@@ -70,10 +70,9 @@ class ModelSettings:
             )
 
     def located(self) -> ModelSettings:
-        """The same with an absolute path: the app runs in another directory."""
-        if not self.weights:
-            return self
-        return replace(self, weights=str(Path(self.weights).expanduser().resolve()))
+        """The same with absolute paths: the app runs in another directory."""
+        weights = str(Path(self.weights).expanduser().resolve()) if self.weights else ""
+        return replace(self, weights=weights, network=located_reference(self.network))
 
     def reduced_precision(self) -> bool:
         """Whether the networks run in bfloat16."""
@@ -116,25 +115,11 @@ def build_model(
             build = vision.resnet18 if name == "resnet18" else vision.mobilenet_v2
             path = settings.weights if weights else ""
             return build(input_shape, classes, settings.norm, settings.small_stem, path)
-        return _own(name, input_shape, classes)
+        return own_network(name, input_shape, classes)
 
 
-def _own(reference: str, input_shape: tuple[int, ...], classes: int) -> SplitModel:
-    """The user's network: called with ``input_shape`` and ``classes``, split into body and head."""
-    build = load_function("model.network", reference)
-    try:
-        model = build(input_shape=input_shape, classes=classes)
-    except Exception as error:
-        raise ConfigError(
-            f"model.network = {reference!r}: the function failed with {type(error).__name__}: "
-            f"{error}"
-        ) from error
-    if isinstance(model, SplitModel):
-        return model
-    body, head = getattr(model, "body", None), getattr(model, "head", None)
-    if not isinstance(body, nn.Module) or not isinstance(head, nn.Module):
-        raise ConfigError(
-            f"model.network = {reference!r}: the function returned {type(model).__name__}, "
-            "expected a SplitModel or a module whose `body` and `head` are modules"
-        )
-    return SplitModel(body, head)
+def check_model(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> None:
+    """Refuse an own network that does not work, before anything starts."""
+    name = settings.chosen(input_shape)
+    if is_reference(name):
+        try_network(name, build_model(settings, input_shape, classes, seed=0), input_shape, classes)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from trained_run import drawn_checkpoint, write_run
 
+from fedrc_flwr.data.schema import plain_schema
 from fedrc_flwr.errors import CheckpointError, ConfigError
 from fedrc_flwr.inference import (
     Batch,
@@ -29,71 +30,91 @@ from fedrc_flwr.inference import (
 )
 
 VALUES = np.array([0.2, 0.5, 0.3])
+#: Mixture weights by number of clusters.
+WEIGHTS = {2: np.array([0.4, 0.6]), 3: VALUES}
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "cnn with a shared body": {"shared_body": True, "network": "cnn"},
     "resnet18 with GroupNorm": {
-        "network": "resnet18", "norm": "group", "small_stem": True, "input_shape": (3, 8, 8)
+        "network": "resnet18", "norm": "group", "small_stem": True, "input_shape": (3, 8, 8),
+        "clusters": 2,
     },
 }  # fmt: skip
 
+SUFFIXES = (".pt2", ".onnx")
 ALONE = """
     import sys
     sys.path = [p for p in sys.path if p.startswith(sys.base_prefix)] + [{packages!r}]
     for name in {blocked!r}:
         sys.modules[name] = None  # importing it raises
     import numpy
-    inputs = numpy.load({inputs!r})
     {load}
-    answers = [run(inputs[:n]) for n in (1, 2, len(inputs))]
-    numpy.savez({outputs!r}, one=answers[0], two=answers[1], all=answers[2])
+    for folder in {folders!r}:
+        inputs = numpy.load(folder + "/inputs.npy")
+        run = load(folder + "/model{suffix}")
+        answers = [run(inputs[:n]) for n in (1, 2, len(inputs))]
+        numpy.savez(folder + "/{suffix}.npz", one=answers[0], two=answers[1], all=answers[2])
 """
-WITH_TORCH = """
+LOAD = {
+    ".pt2": """
     import torch
-    module = torch.export.load({model!r}).module()
-    run = lambda x: module(torch.from_numpy(x)).numpy()
-"""
-WITH_ONNX = """
+    def load(path):
+        module = torch.export.load(path).module()
+        return lambda x: module(torch.from_numpy(x)).numpy()
+""",
+    ".onnx": """
     import onnxruntime
-    session = onnxruntime.InferenceSession({model!r}, providers=["CPUExecutionProvider"])
-    run = lambda x: session.run(["probabilities"], dict(input=x))[0]
-"""
+    def load(path):
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return lambda x: session.run(["probabilities"], dict(input=x))[0]
+""",
+}
 
 
-def run_alone(model: Path, inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """Ask an exported model in a process of its own for 1, 2 and all samples."""
-    folder = model.parent
-    np.save(folder / "inputs.npy", inputs)
-    is_onnx = model.suffix == ".onnx"
-    load = textwrap.dedent(WITH_ONNX if is_onnx else WITH_TORCH).format(model=str(model))
-    blocked = ["fedrc_flwr", "flwr", *(["torch", "onnx"] if is_onnx else ["onnxruntime"])]
-    code = textwrap.dedent(ALONE).replace("{load}", load.strip()).format(
-        packages=sysconfig.get_paths()["purelib"], blocked=blocked,
-        inputs=str(folder / "inputs.npy"), outputs=str(folder / "outputs.npz"),
+def run_alone(folders: list[Path], suffix: str) -> None:
+    """In a process of its own, ask the folders' models for 1, 2 and all of their samples."""
+    blocked = ["fedrc_flwr", "flwr", *(["torch", "onnx"] if suffix == ".onnx" else ["onnxruntime"])]
+    code = textwrap.dedent(ALONE).format(
+        packages=sysconfig.get_paths()["purelib"], blocked=blocked, suffix=suffix,
+        folders=[str(folder) for folder in folders], load=textwrap.dedent(LOAD[suffix]).strip(),
     )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    with np.load(folder / "outputs.npz") as content:
-        return dict(content)
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.fixture(scope="module")
+def answers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[np.ndarray, Path]]:
+    """Of each network what it ought to answer, and a folder with what its exported files did."""
+    found = {}
+    for name, settings in NETWORKS.items():
+        folder = tmp_path_factory.mktemp("alone")
+        trained = load_trained(write_run(folder / "run", drawn_checkpoint(**settings)))
+        weights = Weights(trained.clusters, WEIGHTS[len(trained.clusters)])
+        inputs = np.random.default_rng(1).random((7, *trained.input_shape), dtype=np.float32)
+        np.save(folder / "inputs.npy", inputs)
+        (expected,) = predict(trained, weights, [Batch(inputs, None)])
+        for suffix in SUFFIXES:
+            export_model(folder / f"model{suffix}", trained, weights, hard=False)
+        found[name] = expected.probabilities, folder
+    for suffix in SUFFIXES:
+        run_alone([folder for _, folder in found.values()], suffix)
+    return found
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_exported_file_gives_the_same_probabilities_alone(
-    network: str, suffix: str, tmp_path: Path
+    network: str, suffix: str, answers: dict[str, tuple[np.ndarray, Path]]
 ) -> None:
-    trained = load_trained(write_run(tmp_path / "run", drawn_checkpoint(**NETWORKS[network])))
-    weights = Weights(trained.clusters, VALUES)
-    inputs = np.random.default_rng(1).random((7, *trained.input_shape), dtype=np.float32)
-    (expected,) = predict(trained, weights, [Batch(inputs, None)])
+    expected, folder = answers[network]
 
-    export_model(tmp_path / f"model{suffix}", trained, weights, hard=False)
-    found = run_alone(tmp_path / f"model{suffix}", inputs)
-
-    for key, length in (("one", 1), ("two", 2), ("all", 7)):
-        np.testing.assert_allclose(found[key], expected.probabilities[:length], atol=1e-5)
+    with np.load(folder / f"{suffix}.npz") as found:
+        for key, length in (("one", 1), ("two", 2), ("all", 7)):
+            np.testing.assert_allclose(found[key], expected[:length], atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +173,10 @@ def test_torn_missing_and_strange_files_are_refused(exported: Path, tmp_path: Pa
     ("about", "words"),
     [
         (None, ["not written by fedrc export"]),
-        ({"schema": 5}, ["schema 5", "reads schema 1"]),
-        ({"schema": 1, "input_shape": [9, 9], "classes": 10}, ["(9, 9)"]),
-        ({"schema": 1, "input_shape": [8, 8], "classes": 4}, ["expected 4", "(1, 10)"]),
+        ({"schema": 5}, ["schema 5", "reads schema 2"]),
+        ({"schema": 2}, ["data_schema"]),
+        ({"schema": 2, "data_schema": plain_schema((9, 9), 10).text()}, ["(9, 9)"]),
+        ({"schema": 2, "data_schema": plain_schema((8, 8), 4).text()}, ["expected 4", "(1, 10)"]),
     ],
 )
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])

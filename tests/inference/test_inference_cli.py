@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedrc_flwr.cli import MISUSED, app
 from fedrc_flwr.data.datasets import load_dataset
+from fedrc_flwr.data.schema import plain_schema
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.inference import Personal, ServeOptions, serve
 
@@ -145,7 +146,7 @@ def test_serving_without_its_extra_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    model = Personal((1,), 1, lambda inputs: inputs, "none")
+    model = Personal(plain_schema((1,), 1), lambda inputs: inputs, "none")
 
     with pytest.raises(ConfigError, match=r"fedrc-flwr\[serve\]"):
         serve(model, ServeOptions(port=0), print)

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from federation import Federation
@@ -97,11 +98,16 @@ def test_observers_accuracy_is_the_one_that_the_run_reports(
         data = scenario_client(trained.config, name)
         weights = assign(trained, data.fit).weights
         tally = write_predictions(
-            tmp_path / "p.csv", predict(trained, weights, in_batches(data.test, 50)), 10
+            tmp_path / "p.csv",
+            predict(trained, weights, in_batches(data.test, 50)),
+            trained.schema.classes,
         )
         assert tally.samples == reported[name]["samples"]
         assert tally.accuracy == pytest.approx(reported[name]["accuracy"], abs=1e-9)
         assert weights.best == reported[name]["cluster"]
+
+
+NUMBERED = ("0", "1", "2", "3")
 
 
 def predictions() -> list[Prediction]:
@@ -119,7 +125,7 @@ def test_every_form_gives_the_predictions_back(
 ) -> None:
     path = tmp_path / "new" / f"p{suffix}"
 
-    tally = write_predictions(path, predictions(), 4, probabilities)
+    tally = write_predictions(path, predictions(), NUMBERED, probabilities)
 
     if suffix == ".csv":
         with path.open() as file:
@@ -146,6 +152,35 @@ def test_every_form_gives_the_predictions_back(
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_labels_with_names_are_written_by_name(suffix: str, tmp_path: Path) -> None:
+    path, names = tmp_path / f"p{suffix}", ("cold", "flu", "cough", "fever")
+
+    write_predictions(path, predictions(), names)
+
+    whole = np.concatenate([p.probabilities for p in predictions()])
+    expected = [names[label] for label in whole.argmax(axis=1)]
+    if suffix == ".npz":
+        with np.load(path) as content:
+            assert content["label"].tolist() == expected
+        return
+    frame = pd.read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
+    assert frame["label"].tolist() == expected
+    assert list(frame.columns[1:]) == ["p_cold", "p_flu", "p_cough", "p_fever"]
+
+
+def test_samples_without_a_label_do_not_count_for_the_accuracy(tmp_path: Path) -> None:
+    (first, _) = predictions()
+    truth = first.labels.copy()
+    truth[:3] = -1
+
+    tally = write_predictions(
+        tmp_path / "p.csv", [Prediction(first.probabilities, truth)], NUMBERED
+    )
+
+    assert (tally.samples, tally.labelled, tally.right) == (6, 3, 3)
+
+
 def test_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_text("before")
@@ -155,14 +190,14 @@ def test_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        write_predictions(path, failing(), 4)
+        write_predictions(path, failing(), NUMBERED)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_unknown_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"p\.xlsx.*\.csv, \.parquet, \.npz"):
-        write_predictions(tmp_path / "p.xlsx", predictions(), 4)
+        write_predictions(tmp_path / "p.xlsx", predictions(), NUMBERED)
 
 
 def test_clusters_with_no_weight_are_left_out_of_the_personal_model(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
+from fedrc_flwr.data.encoding import Column
+from fedrc_flwr.data.schema import Schema, plain_schema
 from fedrc_flwr.inference import Personal
 from fedrc_flwr.inference.endpoint import Endpoint
 from fedrc_flwr.inference.web import application
@@ -31,7 +33,8 @@ Ask = Callable[..., Coroutine[Any, Any, httpx.Response]]
 
 def served(test: Callable[[Ask, Endpoint], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def main() -> None:
-        model = Personal((3,), 3, shares, "arithmetic")
+        schema = options.get("schema", plain_schema((3,), 3))
+        model = Personal(schema, shares, "arithmetic")
         limit = options.get("max_requests", 8)
         endpoint = Endpoint("ward", model, 8, options.get("delay", 0.0), limit)
         transport = httpx.ASGITransport(application(endpoint, max_bytes=1000))
@@ -170,3 +173,61 @@ def test_metrics_count_what_happened() -> None:
         assert "fedrc_requests_under_way 0.0" in text
 
     served(test)
+
+
+# --- raw samples ---------------------------------------------------------------------------------
+
+PREDICT = "/v1/models/ward:predict"
+TABLE = Schema(
+    classes=("cold", "flu", "other"),
+    columns=(
+        Column("crp", "number", centre=10, scale=10),
+        Column("sex", "category", categories=("f", "m")),
+    ),
+    label="finding",
+)
+
+
+def test_raw_rows_are_answered_with_the_names_of_labels() -> None:
+    async def test(ask: Ask, endpoint: Endpoint) -> None:
+        rows = [{"sex": "m", "crp": 40}, {"crp": "20,0", "sex": "f", "note": "not used"}]
+
+        reply = await ask(PREDICT, {"instances": rows})
+
+        # Encoded as 3, 0, 1 and 1, 1, 0.
+        assert reply.status_code == 200, reply.text
+        assert [p["label"] for p in reply.json()["predictions"]] == ["cold", "cold"]
+        assert [list(p["probabilities"].values()) for p in reply.json()["predictions"]] == [
+            [0.75, 0.0, 0.25], [0.5, 0.5, 0.0],
+        ]  # fmt: skip
+
+    served(test, schema=TABLE)
+
+
+def test_raw_arrays_are_answered_too() -> None:
+    async def test(ask: Ask, endpoint: Endpoint) -> None:
+        reply = await ask(PREDICT, {"instances": [[0, 3, 1]]})
+
+        assert reply.json()["predictions"][0]["label"] == "1"
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({}, "expected a list of samples"),
+        ({"instances": []}, "one sample or more"),
+        ({"instances": [[1, 2, 3]]}, "trained on a table"),
+        ({"instances": [{"sex": "m"}]}, "lacks columns that the schema has: 'crp'"),
+        ({"instances": [{"sex": "m", "crp": "high"}]}, "holds 'high' in row 1"),
+    ],
+)
+def test_raw_rows_that_do_not_fit_are_refused(content: dict[str, Any], words: str) -> None:
+    async def test(ask: Ask, endpoint: Endpoint) -> None:
+        reply = await ask(PREDICT, content)
+
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]
+
+    served(test, schema=TABLE)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
-from fedrc_flwr.models import ModelSettings, SplitModel, build_model
+from fedrc_flwr.models import ModelSettings, SplitModel, build_model, check_model
 from fedrc_flwr.models.small import Blocked, Standardise
 
 VISION = ("mobilenet-v2", "resnet18")
@@ -347,6 +347,25 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "        super().__init__()\n"
         "        self.body, self.head = nn.Flatten(), nn.Linear(input_shape[0], classes)\n"
         "def whole(input_shape, classes): return nn.Linear(input_shape[0], classes)\n"
+        "def sequence(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], 3), nn.ReLU(), nn.Linear(3, classes))\n"
+        "class Deep(nn.Module):\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.first = nn.Linear(input_shape[0], 3)\n"
+        "        self.top = nn.ModuleDict({'out': nn.Linear(3, classes)})\n"
+        "    def forward(self, x): return self.top['out'](self.first(x).relu())\n"
+        "class Softmax(Deep):\n"
+        "    def forward(self, x): return super().forward(x).softmax(-1)\n"
+        "def activated(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], classes), nn.Softmax(-1))\n"
+        "def unfit(input_shape, classes):\n"
+        "    return SplitModel(nn.Linear(99, 3), nn.Linear(3, classes))\n"
+        "def wide(input_shape, classes):\n"
+        "    return SplitModel(nn.Flatten(), nn.Linear(input_shape[0], classes + 1))\n"
+        "def fixed(input_shape, classes):\n"
+        "    return SplitModel(nn.Linear(7, 3), nn.Linear(3, classes)).requires_grad_(False)\n"
+        "def text(input_shape, classes): return 'mlp'\n"
         "def narrow(): return None\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -366,7 +385,10 @@ def test_own_network_is_called_with_shape_and_classes(module: str, name: str) ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("whole", "returned Linear, expected a SplitModel or a module whose `body` and `head`"),
+        ("whole", r"last module of Linear is Linear.*SplitModel\(body, head\)"),
+        ("activated", r"is Softmax, not Linear.*SplitModel\(body, head\)"),
+        ("Softmax", r"does something after its last layer, top\.out.*SplitModel\(body, head\)"),
+        ("text", r"returned str, expected a torch\.nn\.Module"),
         ("narrow", "failed with TypeError"),
         ("missing", "has no function 'missing'"),
     ],
@@ -374,3 +396,52 @@ def test_own_network_is_called_with_shape_and_classes(module: str, name: str) ->
 def test_own_function_that_gives_no_network_is_refused(module: str, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(f"{module}:{name}", (7,))
+
+
+@pytest.mark.parametrize("name", ["sequence", "Deep"])
+def test_last_linear_layer_of_any_network_becomes_its_head(module: str, name: str) -> None:
+    model = build(f"{module}:{name}", (7,), seed=2)
+    whole = getattr(sys.modules[module], name)(input_shape=(7,), classes=5)
+    tensors = [p.detach().clone() for p in model.parameters()]
+    for parameter, tensor in zip(whole.parameters(), tensors, strict=True):
+        parameter.data = tensor
+    sample = torch.rand(3, 7)
+
+    assert isinstance(model.head, torch.nn.Linear)
+    assert model.body(sample).shape == (3, 3)
+    torch.testing.assert_close(model(sample), whole(sample))
+    check_model(ModelSettings(network=f"{module}:{name}"), (7,), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("unfit", r"failed on a batch of 4 samples of shape \(7,\) with RuntimeError"),
+        ("wide", r"answered a batch of 4 samples with \(4, 6\), expected \(4, 5\)"),
+        ("fixed", "failed on a batch .* does not require grad"),
+    ],
+)
+def test_own_network_that_does_not_work_is_refused_in_one_line(
+    module: str, name: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as refusal:
+        check_model(ModelSettings(network=f"{module}:{name}"), (7,), 5)
+
+    assert "\n" not in str(refusal.value)
+
+
+def test_own_network_may_be_in_a_file(module: str, tmp_path: Path) -> None:
+    settings = ModelSettings(network=f"{tmp_path}/{module}.py:sequence")
+
+    assert build_model(settings, (7,), 5, seed=0)(torch.rand(2, 7)).shape == (2, 5)
+    with pytest.raises(ConfigError, match=r"cannot import .*gone\.py"):
+        build_model(ModelSettings(network="gone.py:sequence"), (7,), 5, seed=0)
+
+
+def test_file_of_a_network_is_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert ModelSettings(network="nets.py:a").located().network == f"{tmp_path}/nets.py:a"
+    assert ModelSettings(network="nets:a").located().network == "nets:a"
