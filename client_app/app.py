@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from logging import ERROR, INFO
 
 import psutil
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.supercore import log
 
-from client_app.node import participant, run_of
-from fedrc_flwr import wire
+from client_app.node import is_deployed, name_of, participant, run_of, version_of
+from fedrc_flwr import __version__, wire
+from fedrc_flwr.engine.admission import HARMLESS, VERSION, Refusal, harmless, refusal, same_minor
+from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.errors import FedRCError, RunError
 
 app = ClientApp()
 _messages = itertools.count()
@@ -25,29 +33,66 @@ def _received() -> float:
     return psutil.Process().create_time() if next(_messages) == 0 else time.time()
 
 
+@contextmanager
+def _discreet(context: Context) -> Iterator[None]:
+    """Keep what an error says about a node's files and data in the node's own log."""
+    try:
+        yield
+    except Exception as error:
+        if not is_deployed(context) or isinstance(error, HARMLESS):
+            raise
+        log(ERROR, "%s: %s", name_of(context), error, exc_info=error)
+        raise RunError(harmless(error)) from None
+
+
 @app.query("enrol")
 def enrol(message: Message, context: Context) -> Message:
-    """Introduce this client."""
-    return Message(wire.encode_enrolment(participant(context).enrolment()), reply_to=message)
+    """Introduce this client, or say why it cannot take part."""
+    return Message(wire.encode_enrolment(_introduction(context)), reply_to=message)
+
+
+def _introduction(context: Context) -> Enrolment | Refusal:
+    if not is_deployed(context):
+        return participant(context).enrolment()
+    name, version = name_of(context), version_of(context)
+    log(INFO, "%s: enrols with fedrc-flwr %s in a run of %s", name, version, __version__)
+    if not same_minor(version):
+        refused = Refusal(name, VERSION, version=version)
+        log(ERROR, "%s cannot take part: %s", name, refused.reason())
+        return refused
+    try:
+        enrolment = participant(context).enrolment()
+    except Exception as error:
+        log(ERROR, "%s cannot take part: %s", name, error, exc_info=_unexpected(error))
+        return refusal(error, name)
+    log(INFO, "%s: takes part with %s samples", name, enrolment.samples)
+    return replace(enrolment, version=version)
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """An error whose traceback is worth showing."""
+    return None if isinstance(error, FedRCError) else error
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round on this client's samples."""
     received = _received()
-    client = participant(context)
-    broadcast = wire.decode_broadcast(message.content, client.bank.layout)
-    reply, state = client.train(broadcast, received)
-    half = run_of(context).federation.exchange().half
-    answer = Message(wire.encode_reply(reply, broadcast, half), reply_to=message)
-    # Saved last, so that a failed round does not change the state.
-    client.states.save(state)
-    return answer
+    with _discreet(context):
+        client = participant(context)
+        broadcast = wire.decode_broadcast(message.content, client.bank.layout)
+        reply, state = client.train(broadcast, received)
+        half = run_of(context).federation.exchange().half
+        answer = Message(wire.encode_reply(reply, broadcast, half), reply_to=message)
+        # Saved last, so that a failed round does not change the state.
+        client.states.save(state)
+        return answer
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Accuracy of the broadcast models on this client's test part."""
-    client = participant(context)
-    broadcast = wire.decode_broadcast(message.content, client.bank.layout)
-    return Message(wire.encode_metrics(client.evaluate(broadcast)), reply_to=message)
+    """How well the broadcast models do on this client's test part."""
+    with _discreet(context):
+        client = participant(context)
+        broadcast = wire.decode_broadcast(message.content, client.bank.layout)
+        return Message(wire.encode_evaluation(client.evaluate(broadcast)), reply_to=message)

@@ -7,6 +7,7 @@ import math
 from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
+from importlib import metadata
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from flwr.supercore import log
 
 from client_app.prepared import prepared
+from fedrc_flwr import __version__
 from fedrc_flwr.bank import choose_device
 from fedrc_flwr.checkpoint import KEPT_STATES, pack_client, unpack_client
 from fedrc_flwr.config import RunConfig, build_algorithm, from_flower
@@ -26,10 +28,12 @@ from fedrc_flwr.data.scenario import (
     node_settings,
     scenario_of,
 )
+from fedrc_flwr.data.schema import read_schema
 from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.engine.client import DiskStates, Participant, States, build_bank, state_folder
-from fedrc_flwr.errors import ConfigError, DivergedError
+from fedrc_flwr.errors import ConfigError, DataError, DivergedError
 from fedrc_flwr.machine import usable_cores
+from fedrc_flwr.privacy import CONFUSION
 from fedrc_flwr.settings import Scalar
 from fedrc_flwr.state import ClientState
 
@@ -43,10 +47,32 @@ def run_of(context: Context) -> RunConfig:
     return _config(tuple(sorted(context.run_config.items())))
 
 
+def is_deployed(context: Context) -> bool:
+    """Whether this is a node of a deployment, with a name or with data of its own."""
+    return bool({"name", "dataset"} & set(context.node_config))
+
+
+def name_of(context: Context) -> str:
+    """The node's name."""
+    return str(context.node_config.get("name", f"node {context.node_id}"))
+
+
+def version_of(context: Context) -> str:
+    """The release that is installed on the node; the code of the run comes with the run."""
+    told = context.node_config.get("version")
+    if told is not None:
+        return str(told)
+    try:
+        return metadata.version("fedrc-flwr")
+    except metadata.PackageNotFoundError:
+        return __version__
+
+
 def participant(context: Context) -> Participant:
     """One client, from its run and node configuration."""
     config, node = run_of(context), context.node_config
     own_folder, own_data = str(node.get("state-dir", "")), str(node.get("dataset", ""))
+    _check_schema(config, node)
     data = _client_data(
         config.data,
         config.seed,
@@ -59,10 +85,29 @@ def participant(context: Context) -> Participant:
     data = replace(
         data, name=str(node.get("name", data.name)), role=str(node.get("role", data.role))
     )
-    noise = config.privacy.noise_of(_own_noise(node))
+    own_noise = _own_noise(node)
+    noise = config.privacy.noise_of(own_noise)
+    confusion = config.privacy.sends_confusion(_own_confusion(node), own_noise)
     bank = build_bank(config, choose_device(config.run.device_of(node.get("device"))))
     states = _states(context, config, own_folder, data.name)
-    return Participant(build_algorithm(config), data, bank, states, noise, config.seed)
+    algorithm = build_algorithm(config)
+    return Participant(algorithm, data, bank, states, noise, confusion, config.seed)
+
+
+def _check_schema(config: RunConfig, node: dict[str, Scalar]) -> None:
+    """Refuse a run for which the node has no data, or whose schema is not the node's own."""
+    run = scenario_of(config.data, config.seed)
+    if run.on_nodes and not node.get("dataset"):
+        raise DataError(
+            "this run is on the nodes' own data, but node.yaml names none: add a line `data: FILE`",
+            "no-data",
+        )
+    own = node.get("schema")
+    if own is not None and read_schema(Path(str(own))) != run.schema:
+        raise DataError(
+            f"the run has another schema than {own}: agree on one with the server's operator",
+            "other-schema",
+        )
 
 
 def _states(context: Context, config: RunConfig, own_folder: str, name: str) -> States:
@@ -178,3 +223,13 @@ def _own_noise(node_config: dict[str, Scalar]) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"node configuration: count-noise = {value!r}, expected a number >= 0")
     return float(value)
+
+
+def _own_confusion(node_config: dict[str, Scalar]) -> str | None:
+    """The policy of the node's own configuration about counts of its predictions, if any."""
+    value = node_config.get("confusion")
+    if value not in (None, *CONFUSION):
+        raise ConfigError(
+            f"node configuration: confusion = {value!r}, expected without-noise, always or never"
+        )
+    return None if value is None else str(value)

@@ -167,6 +167,17 @@ def key_fits(key_path: Path, certificate: x509.Certificate) -> bool:
     )
 
 
+def public_half(key_path: Path) -> bytes:
+    """The public key of a node's private one, as PEM, as a SuperLink lists it."""
+    try:
+        key = serialization.load_ssh_private_key(_read(key_path, "a key"), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{key_path} is not a key that `fedrc node key` makes: {error}") from None
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
 def create_secret(path: Path, content: bytes) -> None:
     """Write a new file that only its owner can read, from its first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

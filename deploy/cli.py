@@ -5,11 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrc_flwr.errors import FAILED, MISUSED, ConfigError, FedRCError, RunError
+from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError, RunError
+
+if TYPE_CHECKING:
+    from deploy.files import SuperLinkFile
+    from fedrc_flwr.flower import Control
 
 certs = typer.Typer(help="The federation's certificates.", no_args_is_help=True)
 node = typer.Typer(help="The federation's nodes.", no_args_is_help=True)
@@ -82,18 +86,37 @@ def node_key(path: Annotated[Path, typer.Argument(help="The private key's file."
 
 @node.command("register")
 def node_register(
-    file: ServerFile, public_key: Annotated[Path, typer.Argument(help="The node's .pub file.")]
+    file: ServerFile,
+    public_key: Annotated[Path, typer.Argument(help="The node's .pub file.")],
+    name: Annotated[
+        str | None, typer.Option(help="As in its node.yaml; default: the .pub file's name.")
+    ] = None,
 ) -> None:
-    """Register a node by its public key."""
-    _answer(file, lambda control: control.register(public_key.resolve()))
+    """Register a node by its public key, under the name that its node.yaml has."""
+    from deploy.control import check_new_name, name_from, nodes_of
+
+    def work(server: SuperLinkFile, control: Control) -> str:
+        called = name or name_from(public_key)
+        check_new_name(called, nodes_of(server))
+        _succeed(control.register(public_key.resolve(), called))
+        return f"registered {called}"
+
+    _answer(file, work)
 
 
 @node.command("remove")
 def node_remove(
-    file: ServerFile, node_id: Annotated[str, typer.Argument(help="As `fedrc node list` shows.")]
+    file: ServerFile, name: Annotated[str, typer.Argument(help="As `fedrc node list` shows it.")]
 ) -> None:
     """Remove a node."""
-    _answer(file, lambda control: control.unregister(node_id))
+    from deploy.control import find_node, nodes_of
+
+    def work(server: SuperLinkFile, control: Control) -> str:
+        found = find_node(nodes_of(server), name)
+        _succeed(control.unregister(str(found.id)))
+        return f"removed {found.called}"
+
+    _answer(file, work)
 
 
 @node.command("list")
@@ -163,10 +186,14 @@ def doctor(
 def run(
     file: ServerFile,
     scenario: Annotated[
-        str | None, typer.Option(help="Name or path of a scenario: who holds what.")
+        str | None, typer.Option(help="Name or path of a scenario: who holds which data.")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Name or path of a recipe: how to learn.")
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="Schema of the nodes' own data, written by `fedrc check --schema`."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
@@ -181,55 +208,64 @@ def run(
 ) -> None:
     """Run the app on a deployed federation and follow it to its end."""
     from deploy.files import read_superlink_file
+    from deploy.progress import lines_of
     from deploy.submit import run as submit
+    from fedrc_flwr import __version__
     from fedrc_flwr.checkpoint import has_checkpoint
     from fedrc_flwr.config import load_config, parse_setting, recorded_config
     from fedrc_flwr.engine.outputs import new_name
     from fedrc_flwr.report.cli import show_page
     from fedrc_flwr.report.log import Event
     from fedrc_flwr.report.terminal import Terminal, summary_lines
+    from fedrc_flwr.settings import flattened
 
     def work() -> None:
         server = read_superlink_file(file)
         if resume and not name:
             raise ConfigError("--resume needs --name, the name of the run to continue")
-        if resume and (scenario, recipe) != (None, None):
+        if resume and (scenario, recipe, schema) != (None, None, None):
             raise ConfigError(
                 "--resume continues a run with its own data and recipe: change single settings "
                 "with --set"
             )
-        changes = dict(parse_setting(text) for text in settings or [])
+        changes = flattened(dict(parse_setting(text) for text in settings or []))
+        if "run.output-dir" in changes:
+            raise ConfigError(f"run.output-dir: results go to {server.outputs}, as {file} says")
+        if name is not None and changes.get("run.name", name) != name:
+            raise ConfigError("run.name: --name says how the run is called; give one of them")
         given = changes if not resume else recorded_config(server.outputs / str(name), changes)
         given |= {} if scenario is None else {"scenario": scenario}
         given |= {} if recipe is None else {"recipe": recipe}
+        given |= {} if schema is None else {"data.schema": str(schema)}
         given |= {} if name is None else {"run.name": name}  # checked with all the others
-        config = load_config(given)
-        run_name = name or new_name(config.scenario, config.algorithm, config.seed)
+        config = load_config(given).carried()
+        run_name = config.run.known_as(new_name(config.named(), config.algorithm, config.seed))
         if not resume and has_checkpoint(server.outputs / run_name):
             raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
-        run_id = ""
+        typer.echo(f"fedrc-flwr {__version__}: run {run_name} on {server.address}")
+        submitted = False
         with Terminal(config.rounds) as terminal:
 
             def show(event: Event) -> None:
-                nonlocal run_id
-                run_id = event.get("run_id", run_id)
-                if event.get("event") == "retry":
-                    line = f"attempt {event['attempt']} failed, trying again: {event['reason']}"
+                nonlocal submitted
+                submitted = submitted or event.get("event") == "submitted"
+                for line in lines_of(event, str(file)):
                     terminal.console.print(line, soft_wrap=True, markup=False)
                 terminal.show(event)
 
             try:
                 done = submit(server, config, run_name, show, retries)
             except KeyboardInterrupt:
+                going_on = f"the run continues. To stop it: fedrc stop {file} {run_name}"
                 typer.echo(
-                    f"fedrc: no longer watching; the run continues. To stop it: "
-                    f"fedrc stop {file} {run_id}",
+                    f"fedrc: {f'no longer watching; {going_on}' if submitted else 'stopped'}",
                     err=True,
                 )
-                raise typer.Exit(FAILED) from None
+                raise typer.Exit(FAILED if submitted else STOPPED) from None
         if not done.completed:
             typer.echo(f"fedrc: the run did not complete: {done.reason}", err=True)
-            typer.echo(f"to continue: fedrc run {file} --name {run_name} --resume", err=True)
+            if has_checkpoint(done.directory):
+                typer.echo(f"to continue: fedrc run {file} --name {run_name} --resume", err=True)
             show_page(done.directory, err=True)
             raise typer.Exit(FAILED)
         for line in summary_lines(done.summary, done.directory):
@@ -240,24 +276,39 @@ def run(
 
 
 def stop(
-    file: ServerFile, run_id: Annotated[str, typer.Argument(help="As `fedrc run` printed it.")]
+    file: ServerFile,
+    name: Annotated[str, typer.Argument(help="The run's name, as `fedrc run` printed it.")],
 ) -> None:
     """Stop a run; it can be resumed later."""
-    _answer(file, lambda control: control.stop(run_id))
+    from deploy.control import find_run, runs_of
+
+    def work(server: SuperLinkFile, control: Control) -> str:
+        found = find_run(runs_of(server), name)
+        _succeed(control.stop(str(found.id)))
+        return f"stopped {found.name}; to continue: fedrc run {file} --name {found.name} --resume"
+
+    _answer(file, work)
 
 
-def _answer(file: Path, call: Callable[..., dict[str, object]]) -> None:
+def _answer(file: Path, work: Callable[[SuperLinkFile, Control], str]) -> None:
+    """Do something on the server of a file and print what came of it."""
     from deploy.files import read_superlink_file
     from deploy.submit import connect
 
-    def work() -> None:
+    def connected() -> None:
+        server = read_superlink_file(file)
         with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
-            answer = call(connect(read_superlink_file(file), Path(scratch)))
-        if not answer.get("success"):
-            raise RunError(str(answer.get("error-message", answer)))
-        typer.echo(", ".join(f"{k}: {v}" for k, v in answer.items() if k != "success"))
+            typer.echo(work(server, connect(server, Path(scratch))))
 
-    _guard(work)
+    _guard(connected)
+
+
+def _succeed(answer: dict[str, object]) -> None:
+    """Refuse an answer of Flower's that is not a success."""
+    if not answer.get("success"):
+        said = str(answer.get("error-message", answer)).strip().splitlines()
+        hint = "; a key is registered only once: make a new pair with `fedrc node key`"
+        raise RunError(said[-1].rstrip(".") + hint * ("Public key already in use" in said[-1]))
 
 
 def _guard(work: Callable[[], None]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from deploy.control import FlowerRun, nodes_of, runs_of
 from deploy.files import Address, NodeFile, SuperLinkFile
 from deploy.preflight import (
     ERROR,
@@ -19,15 +19,16 @@ from deploy.preflight import (
     check_reachable,
     check_superlink,
 )
-from deploy.submit import connect
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import METRICS, read_events
+from fedrc_flwr.words import counted
 
 HEALTH_SECONDS = 5.0
 
 
 def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
     """Files, certificates, health, nodes, and the age of the last round."""
+    runs: list[FlowerRun] = []
     yield from check_superlink(file, starting=False)
     findings = list(check_reachable(file.address, file.tls.ca if file.tls else None))
     yield from findings
@@ -36,9 +37,10 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
     if all(finding.level != ERROR for finding in findings):
         try:
             yield from list_nodes(file)
+            runs = runs_of(file)
         except RunError as error:
             yield Finding(ERROR, str(error))
-    yield last_round(file.outputs)
+    yield last_round(file.outputs, runs)
 
 
 def examine_node(file: NodeFile) -> Iterator[Finding]:
@@ -85,26 +87,33 @@ def grpc_health(address: Address, who: str) -> Finding:
 
 def list_nodes(file: SuperLinkFile) -> Iterator[Finding]:
     """Which nodes are registered, and which of them are online."""
-    with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
-        nodes = connect(file, Path(scratch)).nodes()
-    online = [node for node in nodes if node.get("status") == "online"]
-    level = OK if online else WARNING
-    yield Finding(level, f"{len(nodes)} nodes registered, {len(online)} online")
+    nodes = nodes_of(file)
+    online = sum(node.online for node in nodes)
+    yield Finding(
+        OK if online else WARNING, f"{counted(len(nodes), 'node')} registered, {online} online"
+    )
     for node in nodes:
-        yield Finding(OK, f"  node {node.get('node-id')}: {node.get('status')}")
+        status = "never online yet" if node.status == "registered" else node.status
+        yield Finding(OK, f"  {node.called}: {status}")
 
 
-def last_round(outputs: Path) -> Finding:
-    """How long ago the last round of any run ended."""
+def last_round(outputs: Path, runs: Iterable[FlowerRun] = ()) -> Finding:
+    """How the latest run stands, and how long ago its last round ended.
+
+    ``runs`` are the SuperLink's, newest first: a run that was stopped or killed cannot say so.
+    """
     logs = sorted(outputs.glob(f"*/{METRICS}"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return Finding(OK, f"no run yet in {outputs}")
     events = read_events(logs[-1])
+    name = logs[-1].parent.name
     rounds = [event["round"] for event in events if event.get("event") == "round"]
     minutes = (time.time() - logs[-1].stat().st_mtime) / 60
-    number = rounds[-1] if rounds else 0
     # A resumed run's log contains the end of the previous attempt.
-    state = "ended" if events and events[-1].get("event") == "end" else "under way"
-    return Finding(
-        OK, f"run {logs[-1].parent.name} {state}: round {number}, {minutes:.1f} minutes ago"
-    )
+    ended = events and events[-1].get("event") == "end"
+    state = str(events[-1].get("status", "ended")) if ended else "under way"
+    seen = next((known for known in runs if known.name == name), None)
+    if seen is not None and seen.finished and seen.status != "finished:completed":
+        state = seen.status.partition(":")[2]
+    number = f"round {rounds[-1]}" if rounds else "no round yet"
+    return Finding(OK, f"run {name} {state}: {number}, {minutes:.1f} minutes ago")

@@ -12,9 +12,13 @@ from typing import Any
 import yaml
 
 from deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from fedrc_flwr import __version__
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.flower import Tls
+from fedrc_flwr.privacy import CONFUSION
+
+LONGEST_NAME = 128  # of a node, in characters
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,15 @@ class NodeFile:
     superlink : the SuperLink's address
     ca : the federation's ca.crt
     key : this node's private key
-    partition : which part of the scenario's data this node holds
-    data : this node's own data in place of the scenario's: a .npz or .csv file, or an image folder
+    data : this node's own data in place of the scenario's: a table, a .npz file, or a folder of
+        images
+    schema : the schema that the federation has agreed on; a run with another one is refused
+    partition : which part of the scenario's data this node holds; not needed with ``data``, unless
+        its file holds several clients
     device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     count_noise : standard deviation xi of the noise on this node's label counts; None: the run's
+    confusion : whether counts of this node's predictions on its test samples are sent:
+        ``without-noise`` (if it adds none), ``always`` or ``never``; None: the run's
     state : directory of the client's state
     threads : cores that this node may use; None: all. Divide them if several nodes share a machine
     listen : where the node talks to its own client processes; keep it on loopback
@@ -98,13 +107,15 @@ class NodeFile:
     name: str
     superlink: Address
     state: Path
-    partition: int
+    partition: int | None = None
     role: str = TRAIN
     data: Path | None = None
+    schema: Path | None = None
     ca: Path | None = None
     key: Path | None = None
     device: str = "auto"
     count_noise: float | None = None
+    confusion: str | None = None
     threads: int | None = None
     listen: Address = Address("127.0.0.1", 9094)
     health: Address | None = None
@@ -115,14 +126,19 @@ class NodeFile:
         config: dict[str, Any] = {
             "name": self.name,
             "role": self.role,
-            "partition-id": self.partition,
+            "partition-id": self.partition or 0,
             "device": self.device,
             "state-dir": str(self.state),
+            "version": __version__,
         }
         if self.count_noise is not None:
             config["count-noise"] = float(self.count_noise)
+        if self.confusion is not None:
+            config["confusion"] = self.confusion
         if self.data is not None:
             config["dataset"] = str(self.data)
+        if self.schema is not None:
+            config["schema"] = str(self.schema)
         return config
 
 
@@ -138,14 +154,25 @@ def read_node_file(path: Path) -> NodeFile:
     """Read and check node.yaml; relative paths start at the file's directory."""
     content = _read(path, NodeFile)
     file = NodeFile(**content)
-    if not file.name.strip() or len(file.name) > 128:
-        raise ConfigError(f"{path}: name = {file.name!r}: expected 1 to 128 characters")
+    if not file.name.strip() or len(file.name) > LONGEST_NAME:
+        raise ConfigError(f"{path}: name = {file.name!r}: expected 1 to {LONGEST_NAME} characters")
     if file.role not in (TRAIN, OBSERVE):
         raise ConfigError(f"{path}: role = {file.role!r}: expected {TRAIN} or {OBSERVE}")
-    if file.partition < 0:
+    if file.partition is None and file.data is None:
+        raise ConfigError(
+            f"{path}: data or partition is missing: expected the path of this node's own data, or "
+            "which part of a ready-made scenario it holds"
+        )
+    if file.schema is not None and file.data is None:
+        raise ConfigError(f"{path}: schema without data: expected the path of this node's own data")
+    if file.partition is not None and file.partition < 0:
         raise ConfigError(f"{path}: partition = {file.partition}: expected a number from 0")
     if file.count_noise is not None and not 0 <= file.count_noise < math.inf:
         raise ConfigError(f"{path}: count-noise = {file.count_noise}: expected a number from 0")
+    if file.confusion not in (None, *CONFUSION):
+        raise ConfigError(
+            f"{path}: confusion = {file.confusion!r}: expected without-noise, always or never"
+        )
     if file.threads is not None and file.threads < 1:
         raise ConfigError(f"{path}: threads = {file.threads}: expected a number from 1")
     _demand_security(path, file.insecure, {"ca": file.ca, "key": file.key})

@@ -19,13 +19,14 @@ from deploy.preflight import (
     check_secret,
     check_superlink,
 )
-from fedrc_flwr import flower
+from fedrc_flwr import __version__, flower
 from fedrc_flwr.errors import ConfigError
 
 
 def launch_superlink(path: Path) -> None:
     """Check superlink.yaml and run the SuperLink in this process."""
     file = read_superlink_file(path)
+    announce(f"SuperLink on {file.listen}")
     demand(check_superlink(file))
     ensure_secret(file.secret)
     _become(superlink_command(file))
@@ -35,6 +36,7 @@ def launch_serverapp(path: Path) -> None:
     """Run the executor of ServerApps, beside the SuperLink of the same file, in this process."""
     file = read_superlink_file(path)
     local = local_address(file)
+    announce(f"executor of server apps for the SuperLink at {local}")
     demand(
         [
             *check_reachable(local, file.tls.ca if file.tls else None),
@@ -49,6 +51,7 @@ def launch_serverapp(path: Path) -> None:
 def launch_supernode(path: Path) -> None:
     """Check node.yaml and run the SuperNode in this process."""
     file = read_node_file(path)
+    announce(f"node {file.name} of the SuperLink at {file.superlink}")
     demand(check_node(file))
     threads = {} if file.threads is None else {"OMP_NUM_THREADS": str(file.threads)}
     _become(supernode_command(file), cwd=file.state, **threads)
@@ -89,14 +92,19 @@ def ensure_secret(path: Path) -> None:
         create_secret(path, secrets.token_hex(32).encode())
 
 
+def announce(what: str) -> None:
+    """The first line of a program's log."""
+    print(f"fedrc-flwr {__version__}: {what}", flush=True)
+
+
 def demand(findings: Iterable[Finding]) -> None:
-    """Print the problems, and stop if there is an error."""
+    """Print the warnings, and stop with all errors if there are any."""
     errors = []
     for finding in findings:
-        if finding.level != OK:
-            print(finding, flush=True)
         if finding.level == ERROR:
             errors.append(finding.text)
+        elif finding.level != OK:
+            print(finding, flush=True)
     if errors:
         raise ConfigError("not started: " + "; ".join(errors))
 

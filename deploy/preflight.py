@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import certificates
+from deploy.control import nodes_at
 from deploy.files import Address, NodeFile, SuperLinkFile
-from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.errors import ConfigError, DataError, RunError
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 DAYS_TO_WARN = 30
@@ -158,11 +159,58 @@ def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
             yield check_private(file.key)
         else:
             yield Finding(ERROR, f"{file.key} is missing: `fedrc node key {file.key}` makes it")
-    yield from check_reachable(file.superlink, file.ca)
+    answers = True
+    for finding in check_reachable(file.superlink, file.ca):
+        answers = answers and finding.level != ERROR
+        yield finding
+    if answers and file.key is not None and file.key.exists():
+        yield check_registered(file, file.key)
+    if file.data is not None:
+        yield check_data(file.data, file.schema)
     yield check_folder(file.state, "state")
     yield check_device(file.device)
     if starting:
         yield from check_ports(file.listen, file.health)
+
+
+def check_registered(file: NodeFile, key: Path) -> Finding:
+    """Whether the SuperLink knows this node's key, and under this node's name."""
+    try:
+        mine = certificates.public_half(key)
+        nodes = nodes_at(file.superlink, file.ca)
+    except ConfigError as error:
+        return Finding(ERROR, str(error))
+    except RunError:  # a gate in front of the SuperLink hides the list
+        return Finding(OK, "whether this node is registered cannot be seen from here")
+    found = next((node for node in nodes if node.public_key == mine), None)
+    if found is None:
+        return Finding(
+            ERROR,
+            f"this node is not registered: copy {key}.pub to the server as {file.name}.pub and run "
+            f"there: fedrc node register superlink.yaml {file.name}.pub",
+        )
+    if found.name and found.name != file.name:
+        return Finding(
+            ERROR,
+            f"this node is registered as {found.name}, but its name is {file.name}: change `name`, "
+            "or remove the node on the server and register a new key under its name",
+        )
+    return Finding(OK, f"registered as {found.called}")
+
+
+def check_data(data: Path, schema: Path | None) -> Finding:
+    """Whether a node's own data is there and, where the node has a schema, fits it."""
+    from fedrc_flwr.data.own import fits
+    from fedrc_flwr.data.settings import DataSettings
+
+    if not data.exists():
+        return Finding(ERROR, f"data {data} does not exist")
+    if schema is None:
+        return Finding(OK, f"data {data}")
+    try:
+        return Finding(OK, fits(DataSettings(dataset=str(data), schema=str(schema))))
+    except DataError as error:
+        return Finding(ERROR, f"data does not fit {schema}: {error}")
 
 
 def check_device(name: str) -> Finding:

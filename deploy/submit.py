@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.control import Node, nodes_of
 from deploy.files import SuperLinkFile
 from fedrc_flwr import flower
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, Event, MetricsTail, read_json
+from server_app.names import write_names
 
 STATUS_SECONDS = 15.0
+NODES_SECONDS = 5.0
+PENDING_SECONDS = 30.0  # after which a run should have been picked up
+STOPPED = "it was stopped"
 PATIENCE_SECONDS = 300.0  # for a SuperLink that is being restarted
 
 
@@ -48,6 +53,8 @@ def run(
     config = config.placed(directory)
     with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
         control = connect(file, Path(scratch))
+        lookout = Lookout(file, directory, on_event)
+        lookout.look()
         source = app or flower.find_app(Path(scratch))
         for attempt in range(retries + 1):
             if attempt > 0 and has_checkpoint(directory):
@@ -58,9 +65,11 @@ def run(
             patience = PATIENCE_SECONDS if attempt else 0.0
             run_id = _hand_in(control, source, config, patience)
             on_event({"event": "submitted", "run_id": run_id})
-            reason = follow(control, run_id, directory, on_event)
+            reason = follow(control, run_id, directory, on_event, lookout.look)
             if not reason:
                 return Submitted(True, directory, read_json(directory / SUMMARY), "")
+            if reason == STOPPED:
+                break
             if attempt < retries:
                 on_event({"event": "retry", "attempt": attempt + 1, "reason": reason})
         return Submitted(False, directory, read_json(directory / SUMMARY), reason)
@@ -84,15 +93,57 @@ def connect(file: SuperLinkFile, scratch: Path) -> flower.Control:
     return flower.Control(scratch / "flwr", flower.environment())
 
 
+class Lookout:
+    """Watches which nodes are online, and tells the run their names."""
+
+    def __init__(
+        self, file: SuperLinkFile, directory: Path, on_event: Callable[[Event], None]
+    ) -> None:
+        self._file = file
+        self._directory = directory
+        self._on_event = on_event
+        self._seen: list[Node] | None = None
+
+    def look(self) -> None:
+        """Look once; an event says who is online and who is not, if that has changed."""
+        try:
+            nodes = nodes_of(self._file)
+        except RunError:
+            return  # whether the SuperLink answers is asked elsewhere
+        if nodes == self._seen:
+            return
+        self._seen = nodes
+        write_names(self._directory, {node.id: node.name for node in nodes})
+        self._on_event(
+            {
+                "event": "nodes",
+                "online": [node.called for node in nodes if node.online],
+                "offline": [node.called for node in nodes if not node.online],
+            }
+        )
+
+
 def follow(
-    control: flower.Control, run_id: str, directory: Path, on_event: Callable[[Event], None]
+    control: flower.Control,
+    run_id: str,
+    directory: Path,
+    on_event: Callable[[Event], None],
+    look: Callable[[], None] = lambda: None,
 ) -> str:
-    """Pass the run's metrics on until it has ended; returns why it failed, or nothing."""
+    """Pass the run's metrics on until it has ended; returns why it failed, or nothing.
+
+    ``look`` is called every now and then until the first round has ended.
+    """
     tail = MetricsTail(directory / METRICS)
-    asked = answered = time.monotonic()
+    started = asked = answered = looked = time.monotonic()
+    training = picked_up = False
     while True:
         for event in tail.read():
+            picked_up, training = True, training or event.get("event") == "round"
             on_event(event)
+        if not training and time.monotonic() - looked > NODES_SECONDS:
+            looked = time.monotonic()
+            look()
         ended = (directory / SUMMARY).exists()
         if ended or time.monotonic() - asked > STATUS_SECONDS:
             asked = time.monotonic()
@@ -103,12 +154,18 @@ def follow(
                 answered = time.monotonic()
             elif time.monotonic() - answered > PATIENCE_SECONDS:
                 return f"the SuperLink has not answered for {PATIENCE_SECONDS:.0f} seconds"
+            if status == "pending" and not picked_up and asked - started > PENDING_SECONDS:
+                picked_up = True  # say so once
+                on_event({"event": "pending", "seconds": asked - started})
         time.sleep(0.5)
     for event in tail.read():
         on_event(event)
+    if status == "finished:stopped":
+        return STOPPED
     summary = read_json(directory / SUMMARY)
     if status == "finished:completed" and summary.get("status") == "completed":
         return ""
+    if summary.get("reason"):
+        return str(summary["reason"])
     lines = [line for line in control.log(run_id).splitlines() if line.strip()]
-    said = summary.get("reason") or "\n".join(lines[-10:])
-    return f"Flower reports {status}: {said}"
+    return f"Flower reports {status}: " + "\n".join(lines[-10:])

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrc_flwr.config import RunConfig, from_flower
 from fedrc_flwr.engine.run import Run
 from server_app.enrolment import Roster
+from server_app.names import registered_names
 from server_app.strategy import ClusteredStrategy
 
 app = ServerApp()
@@ -19,7 +20,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run, or resume, one federation."""
     config = from_flower(context.run_config)
-    directory = config.run.directory(config.scenario, config.algorithm, config.seed)
+    directory = config.run.directory(config.named(), config.algorithm, config.seed).resolve()
     run_on_flower(config, directory, grid)
 
 
@@ -27,12 +28,22 @@ def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
     """One run whose clients are Flower's nodes."""
     run = Run(config, directory)
     exchange = run.rounds.settings.exchange()
-    roster = Roster(grid, run.scenario.classes, exchange.window)
+    roster = Roster(
+        grid,
+        run.scenario.classes,
+        exchange.window,
+        lambda: registered_names(directory),
+        run.outputs.note,
+    )
     strategy = ClusteredStrategy(run.rounds, roster, run.layout, grid)
 
     def enrol() -> None:
-        trainers, everybody = run.rounds.settings.awaited(run.scenario.clients, len(run.scenario))
-        roster.wait(trainers, everybody, exchange.enrolment_timeout, run.rounds.enrol)
+        clients, everybody, needed = run.scenario.clients, len(run.scenario), False
+        if run.scenario.on_nodes:
+            # Everybody who is registered, unless the settings say how many are enough.
+            clients, everybody, needed = 1, max(2, len(registered_names(directory))), True
+        trainers, everybody = run.rounds.settings.awaited(clients, everybody)
+        roster.wait(trainers, everybody, exchange.enrolment_timeout, run.rounds.enrol, needed)
 
     run.go(strategy, enrol)
     return run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from logging import INFO, WARNING
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -14,68 +15,138 @@ from fedrc_flwr import wire
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import RunError, WireError
-from server_app.exchange import exchange, is_simulation
+from fedrc_flwr.records import SCHEMA
+from server_app.exchange import Answer, Outbox, Pause
 
-TRIES = 3
+#: Seconds until a node that did not answer, or could not take part, is asked again; then doubled.
+ASK_AGAIN, LONGEST_PAUSE = 10.0, 300.0
+#: Seconds that a node has for its answer.
+ANSWER_SECONDS = 120.0
 
 
 class Roster:
-    """Enrolled clients by name. Flower's node ids change when a node restarts; names do not."""
+    """Enrolled clients by name. Flower's node ids change when a node restarts; names do not.
 
-    def __init__(self, grid: Grid, classes: int, window: int) -> None:
+    Parameters
+    ----------
+    registered : the names under which nodes were registered, by id, where they are known
+    tell : called with events about the enrolment, for whoever watches the run
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        classes: int,
+        window: int,
+        registered: Callable[[], Mapping[int, str]] = dict,
+        tell: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> None:
         self._grid = grid
         self._classes = classes
-        self._window = window
+        self._registered = registered
+        self._tell = tell
+        self._outbox = Outbox(grid, window)
+        self._asked: dict[int, float] = {}  # until when an answer is expected
+        self._again: dict[int, tuple[float, float]] = {}  # when to ask again, and the pause then
         self._nodes: dict[str, int] = {}
-        self._failures: dict[int, int] = {}
         self._online: set[int] = set()
-        self._problem = ""
+        self.refused: dict[str, str] = {}
         self.clients: dict[str, Enrolment] = {}
 
-    def refresh(self, deadline: float) -> list[Enrolment]:
-        """Look for nodes and enrol the new ones. Returns the newly enrolled.
+    def refresh(self, seconds: float = 0.0) -> list[Enrolment]:
+        """Look for nodes, ask the new ones to enrol, and return those that have enrolled.
 
-        A new node that has not answered after ``deadline`` seconds is asked again next time.
+        Waits at most ``seconds`` for answers. Those that come later are found by the next call. In
+        a simulation all answers are waited for, because all nodes exist from the start.
         """
+        now = time.monotonic()
         self._online = set(self._grid.get_node_ids())
-        known = set(self._nodes.values())
-        unknown = [
-            node for node in sorted(self._online - known) if self._failures.get(node, 0) < TRIES
-        ]
-        content = RecordDict({"enrol": ConfigRecord({"schema": wire.SCHEMA})})
-        queries = (
-            (str(node), Message(content, node, wire.ENROL, ttl=deadline)) for node in unknown
-        )
-        enrolled = []
-        for answer in exchange(self._grid, queries, self._window, deadline):
-            node = int(answer.name)
-            problem = None
-            if answer.reply is None:
-                problem = "no answer"
-            elif answer.reply.has_error():
-                problem = answer.reply.error.reason
-            else:
-                try:
-                    enrolment = wire.decode_enrolment(
-                        answer.reply.content, self._classes, (TRAIN, OBSERVE)
-                    )
-                except WireError as error:
-                    problem = str(error)
-                else:
-                    self._take(enrolment, node)
-                    enrolled.append(enrolment)
-            if problem:
-                self._failures[node] = self._failures.get(node, 0) + 1
-                self._problem = problem.strip().splitlines()[-1]
-                log(WARNING, "node %s could not be enrolled: %s", node, problem)
-        return enrolled
+        self._give_up(now)
+        queue = self._unknown(now)
+        ends = now + (ANSWER_SECONDS if self._outbox.simulated else seconds)
+        pause = Pause(self._outbox.simulated)
+        enrolled: list[Enrolment] = []
+        waiting = next(queue, None)
+        while True:
+            while waiting is not None and self._outbox.has_room():
+                self._ask(waiting)
+                waiting = next(queue, None)
+            answers = list(self._outbox.replies())
+            enrolled += [e for answer in answers if (e := self._understood(answer)) is not None]
+            if (waiting is None and not len(self._outbox)) or time.monotonic() >= ends:
+                return enrolled
+            pause.after(bool(answers))
+
+    def _unknown(self, now: float) -> Iterator[int]:
+        """The nodes that are to be asked now."""
+        known = set(self._nodes.values()) | set(self._asked)
+        return (n for n in sorted(self._online - known) if self._again.get(n, (now, 0))[0] <= now)
+
+    def _ask(self, node: int) -> None:
+        query = RecordDict({"enrol": ConfigRecord({"schema": SCHEMA})})
+        self._asked[node] = time.monotonic() + ANSWER_SECONDS
+        if not self._outbox.send(str(node), Message(query, node, wire.ENROL, ttl=ANSWER_SECONDS)):
+            self._refuse(node, "it could not be asked")
+
+    def _give_up(self, now: float) -> None:
+        """Expect no answer any more from nodes that went away or took too long."""
+        for node, until in list(self._asked.items()):
+            if now >= until or node not in self._online:
+                self._outbox.forget(str(node))
+                self._refuse(node, "it has not answered")
+
+    def _understood(self, answer: Answer) -> Enrolment | None:
+        """The enrolment that a reply is, unless the client cannot take part."""
+        node = int(answer.name)
+        if answer.reply is None or node not in self._asked:
+            return None
+        if answer.reply.has_error():
+            error = answer.reply.error
+            self._refuse(node, f"error {error.code}: {error.reason}")
+            return None
+        try:
+            refusal = wire.decode_refusal(answer.reply.content)
+            if refusal is not None:
+                self._refuse(node, f"{refusal.reason()}; its own log says more", refusal.name)
+                return None
+            enrolment = wire.decode_enrolment(answer.reply.content, self._classes, (TRAIN, OBSERVE))
+        except WireError as error:
+            self._refuse(node, str(error))
+            return None
+        registered = self._registered().get(node, "")
+        if registered and registered != enrolment.name:
+            self._refuse(node, f"it was registered as {registered}, but its node.yaml has the "
+                               f"name {enrolment.name}")  # fmt: skip
+            return None
+        self._take(enrolment, node)
+        return enrolment
 
     def _take(self, enrolment: Enrolment, node: int) -> None:
-        earlier = self._nodes.get(enrolment.name)
-        if earlier is not None:
+        if enrolment.name in self._nodes:
             log(INFO, "%s reconnected as another node; the newer one is used", enrolment.name)
         self._nodes[enrolment.name] = node
+        self._asked.pop(node, None)
+        self._again.pop(node, None)
+        self.refused.pop(enrolment.name, None)
         self.clients[enrolment.name] = enrolment
+        if not self._outbox.simulated:
+            facts = {"role": enrolment.role, "samples": enrolment.samples}
+            self._tell({"event": "enrolled", "client": enrolment.name, **facts})
+
+    def _refuse(self, node: int, reason: str, name: str = "") -> None:
+        """Note, and tell at once, why a node is not enrolled; it is asked again later."""
+        name = name or self._called(node)
+        line = (reason.strip().splitlines() or ["no reason given"])[-1][:300]
+        self._asked.pop(node, None)
+        pause = min(2 * self._again.get(node, (0.0, ASK_AGAIN / 2))[1], LONGEST_PAUSE)
+        self._again[node] = (time.monotonic() + pause, pause)
+        if self.refused.get(name) != line:
+            log(WARNING, "%s is not enrolled: %s", name, line)
+            self._tell({"event": "refused", "client": name, "reason": line})
+        self.refused[name] = line
+
+    def _called(self, node: int) -> str:
+        return self._registered().get(node) or f"node {node}"
 
     def online(self, role: str) -> list[str]:
         """Names of the reachable clients with a role, sorted."""
@@ -95,27 +166,64 @@ class Roster:
         everybody: int,
         timeout: float,
         enrolled: Callable[[list[Enrolment]], None],
+        all_needed: bool = False,
     ) -> None:
-        """Wait for ``trainers`` training clients and, while there is time, for ``everybody``."""
+        """Wait for ``trainers`` training clients and, while there is time, for ``everybody``.
+
+        With ``all_needed``, the run does not start without everybody.
+        """
         ends = time.monotonic() + timeout
+        told: dict[str, Any] = {}
         while True:
-            enrolled(self.refresh(timeout))
-            training, observing = len(self.online(TRAIN)), len(self.online(OBSERVE))
-            if training >= trainers and training + observing >= everybody:
+            enrolled(self.refresh(min(1.0, timeout)))
+            training, observing = self.online(TRAIN), self.online(OBSERVE)
+            if len(training) >= trainers and len(training) + len(observing) >= everybody:
                 return
             # All virtual nodes exist from the start, so waiting does not help.
-            if is_simulation(self._grid) or time.monotonic() >= ends:
+            if self._outbox.simulated or time.monotonic() >= ends:
                 break
-            time.sleep(1.0)
-        if training < trainers:
-            raise RunError(
-                f"{training} of {trainers} training clients are enrolled. In simulation start "
-                f'{everybody} virtual clients (--federation-config "num-supernodes={everybody}"); '
-                "in a deployment start more nodes, raise federation.enrolment-timeout, or set "
+            waiting = self._waiting(trainers, everybody)
+            if waiting != told:
+                told = waiting
+                self._tell({**waiting, "seconds": round(ends - time.monotonic())})
+            time.sleep(0.2)
+        too_few = all_needed and len(training) + len(observing) < everybody
+        if len(training) < trainers or too_few:
+            raise RunError(self._too_few(trainers, everybody, all_needed))
+        log(WARNING, "starting with %s training clients and %s observers", len(training),
+            len(observing))  # fmt: skip
+
+    def _waiting(self, trainers: int, everybody: int) -> dict[str, Any]:
+        """What is waited for, by name, as an event."""
+        return {
+            "event": "waiting",
+            "trainers": trainers,
+            "everybody": everybody,
+            "training": self.online(TRAIN),
+            "observing": self.online(OBSERVE),
+            "asked": sorted({self._called(node) for node in self._asked} - set(self.refused)),
+            "offline": self._offline(),
+            "refused": sorted(self.refused),
+        }
+
+    def _offline(self) -> list[str]:
+        """Registered nodes that are not connected."""
+        return sorted(self._called(node) for node in set(self._registered()) - self._online)
+
+    def _too_few(self, trainers: int, everybody: int, all_needed: bool) -> str:
+        training = len(self.online(TRAIN))
+        few = f"{training} of {trainers} training clients are enrolled"
+        if all_needed:
+            few = f"{training + len(self.online(OBSERVE))} of {everybody} clients are enrolled"
+        reasons = [f"{name}: {reason}" for name, reason in sorted(self.refused.items())]
+        if self._outbox.simulated:
+            reasons = reasons[:3]
+            few += f'; start {everybody} virtual clients (--federation-config ' \
+                   f'"num-supernodes={everybody}")'  # fmt: skip
+        else:
+            reasons += [f"{name}: offline" for name in self._offline()]
+            few += (
+                "; start the nodes that are missing, raise federation.enrolment-timeout, or set "
                 "federation.min-clients to the number that is enough"
-                + (
-                    f". The last node that could not be enrolled said: {self._problem}"
-                    * bool(self._problem)
-                )
             )
-        log(WARNING, "starting with %s training clients and %s observers", training, observing)
+        return f"{few}. Not enrolled: {'; '.join(reasons)}" if reasons else few

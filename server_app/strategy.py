@@ -13,6 +13,7 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment, Rounds
 from fedrc_flwr.errors import LATE, RunError, WireError
+from fedrc_flwr.metrics import Evaluation
 from server_app.enrolment import Roster
 from server_app.exchange import Answer, exchange
 
@@ -37,6 +38,7 @@ class ClusteredStrategy(Strategy):
         self._grid = grid
         self._exchange = rounds.settings.exchange()
         self._broadcast: Broadcast | None = None
+        self._own: dict[str, Broadcast] = {}  # as each client received it
         self._names: dict[int, str] = {}
         self._down = self._up = 0
 
@@ -46,8 +48,8 @@ class ClusteredStrategy(Strategy):
     # --- what carries messages for the rounds ----------------------------------------------------
 
     def refresh(self) -> list[Enrolment]:
-        """Look for nodes and enrol the new ones."""
-        return self.roster.refresh(self._exchange.deadline)
+        """Look for nodes, and enrol those that have answered since the last call."""
+        return self.roster.refresh()
 
     def online(self, role: str) -> list[str]:
         """Names of the reachable clients with a role, sorted."""
@@ -58,12 +60,10 @@ class ClusteredStrategy(Strategy):
         messages = self._messages(names, broadcast, MessageType.TRAIN)
         return self._replies(self._answers(messages))
 
-    def evaluate(
-        self, names: list[str], broadcast: Broadcast
-    ) -> Iterator[tuple[str, dict[str, float]]]:
-        """Evaluate these clients and yield their metrics as they arrive."""
+    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Evaluation]]:
+        """Evaluate these clients and yield what they report as it arrives."""
         messages = self._messages(names, broadcast, MessageType.EVALUATE)
-        return self._metrics(self._answers(messages))
+        return self._evaluations(self._answers(messages))
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of arrays sent and received since the last call."""
@@ -100,7 +100,7 @@ class ClusteredStrategy(Strategy):
     ) -> MetricRecord | None:
         """Mean local and global accuracy."""
         answers = (Answer(self._name_of(reply), reply) for reply in replies)
-        outcome = self.rounds.judge(self._metrics(answers))
+        outcome = self.rounds.judge(self._evaluations(answers))
         numbers = {name: value for name, value in outcome.items() if isinstance(value, float)}
         return MetricRecord(dict(numbers)) if numbers else None
 
@@ -126,15 +126,24 @@ class ClusteredStrategy(Strategy):
         """One message per client, all sharing the same records."""
         self._names = {self.roster.node(name): name for name in names}
         self._broadcast = broadcast
-        content = wire.encode_broadcast(broadcast, self.layout, self._exchange.half)
-        size = wire.payload(content)
+        rounds, training = self.rounds, kind == MessageType.TRAIN
+        self._own = {
+            name: rounds.algorithm.addressed(rounds.state, broadcast, name, training)
+            for name in names
+        }
+        encoded: dict[object, RecordDict] = {}  # once for all clients that receive the same
 
         def stream() -> Iterator[Message]:
             for name in names:
-                self._down += size
-                assigned = self.rounds.algorithm.assigned(self.rounds.state, name)
+                own = self._own[name]
+                if own.kind() not in encoded:
+                    encoded[own.kind()] = wire.encode_broadcast(
+                        own, self.layout, self._exchange.half
+                    )
+                content = encoded[own.kind()]
+                self._down += wire.payload(content)
                 yield Message(
-                    content if assigned < 0 else wire.addressed(content, assigned),
+                    content,
                     self.roster.node(name),
                     kind,
                     ttl=self._exchange.deadline + TTL_GRACE,
@@ -154,28 +163,35 @@ class ClusteredStrategy(Strategy):
         """Replies that can be used; the others are noted as failed."""
         if self._broadcast is None:
             raise RunError("replies without a broadcast: configure_train comes first")
-        losses = self.rounds.algorithm.sends_losses
         for answer in answers:
             content = self._content(answer)
             if content is None:
                 continue
             try:
-                reply = wire.decode_reply(content, self._broadcast, self.rounds.classes, losses)
+                own = self._own[answer.name]
+                reply = wire.decode_reply(content, own, self.rounds.classes)
             except WireError as error:
                 self.rounds.fail(answer.name, str(error))
                 continue
             self._up += wire.payload(content)
-            yield answer.name, reply
+            yield answer.name, reply.widened(own.membership, self._broadcast.membership)
 
-    def _metrics(self, answers: Iterable[Answer]) -> Iterator[tuple[str, dict[str, float]]]:
+    def _evaluations(self, answers: Iterable[Answer]) -> Iterator[tuple[str, Evaluation]]:
+        """Evaluations that can be used; the others are noted as failed."""
+        if self._broadcast is None:
+            raise RunError("replies without a broadcast: configure_evaluate comes first")
         for answer in answers:
             content = self._content(answer)
             if content is None:
                 continue
             try:
-                yield answer.name, wire.decode_metrics(content)
+                own = self._own[answer.name].membership.clusters
+                evaluation = wire.decode_evaluation(content, self.rounds.classes, len(own))
             except WireError as error:
                 self.rounds.fail(answer.name, str(error))
+                continue
+            self._up += wire.payload(content)
+            yield answer.name, evaluation.widened(own, self._broadcast.membership.clusters)
 
     def _content(self, answer: Answer) -> RecordDict | None:
         if answer.reply is None:

@@ -18,6 +18,7 @@ from client_app.node import participant, run_of
 from fedrc_flwr import wire
 from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.errors import ConfigError, DivergedError, WireError
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
 
 RUN_CONFIG = configured(
@@ -69,12 +70,16 @@ def instruction(context: Context, round_number: int) -> RecordDict:
 
 def train(context: Context, round_number: int) -> Reply:
     answer = send(context, MessageType.TRAIN, instruction(context, round_number))
-    return wire.decode_reply(answer, broadcast_of(context, round_number), 10, merge=True)
+    return wire.decode_reply(answer, broadcast_of(context, round_number), 10)
 
 
 def evaluate(context: Context, round_number: int) -> dict[str, float]:
-    content = instruction(context, round_number)
-    return wire.decode_metrics(send(context, MessageType.EVALUATE, content))
+    return evaluation(context, round_number).metrics
+
+
+def evaluation(context: Context, round_number: int) -> Evaluation:
+    answer = send(context, MessageType.EVALUATE, instruction(context, round_number))
+    return wire.decode_evaluation(answer, 10, len(broadcast_of(context, round_number).models))
 
 
 def everything_kept(context: Context) -> Any:
@@ -107,7 +112,7 @@ def test_enrolment_does_not_tell_which_labels_the_client_holds() -> None:
 
     assert set(answer) == {"enrolment"}
     assert set(answer.config_records["enrolment"]) == {
-        "schema", "name", "role", "samples", "classes", "concept", "style",
+        "schema", "name", "role", "samples", "classes", "concept", "style", "version",
     }  # fmt: skip
 
 
@@ -298,7 +303,19 @@ def test_evaluation_uses_the_state_of_the_same_round(context: Context) -> None:
 
     assert metrics["cluster"] == float(state.clusters[int(state.mixture_weights.argmax())])
     expected = client.algorithm.evaluate(broadcast_of(context, 1), state, client.runtime(1))
-    assert metrics == expected
+    assert metrics == expected.metrics
+
+
+def test_counts_are_sent_unless_the_node_adds_noise_or_says_never() -> None:
+    def sends(**node: Any) -> bool:
+        return evaluation(make_context(**node), 1).tally is not None
+
+    assert sends()
+    assert not sends(**{"count-noise": 5.0})
+    assert sends(**{"count-noise": 5.0, "confusion": "always"})
+    assert not sends(confusion="never")
+    with pytest.raises(ConfigError, match="confusion = 'perhaps', expected without-noise, alway"):
+        participant(make_context(confusion="perhaps"))
 
 
 def test_observer_is_evaluated_without_ever_training() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from client_app.node import participant
+from fedrc_flwr.data.encoding import CATEGORY, NUMBER, Column
 from fedrc_flwr.data.scenario import ClientData
+from fedrc_flwr.data.schema import Schema
+from fedrc_flwr.engine.admission import REASONS
 from fedrc_flwr.errors import DataError
 
 RUN = {
@@ -62,6 +66,66 @@ def test_prepared_samples_follow_the_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").glob("prepared-*"))) == 2
 
 
-def test_node_without_the_runs_data_is_told_where_it_was_looked_for() -> None:
-    with pytest.raises(DataError, match="their-own does not exist"):
+def test_node_without_data_is_told_what_to_add() -> None:
+    with pytest.raises(DataError, match="names none: add a line `data: FILE`") as caught:
         data_of(role="train")
+
+    assert caught.value.code == "no-data"
+
+
+# --- a run with a schema ------------------------------------------------------------------------
+
+SCHEMA = Schema(
+    classes=("cold", "flu"),
+    columns=(Column("age", NUMBER, centre=50.0, scale=20.0),
+             Column("sex", CATEGORY, categories=("f", "m"))),
+    label="code",
+)  # fmt: skip
+ROWS = "age;sex;code\n" + "90;f;flu\n30;m;cold\n" * 10
+
+
+def table_of(tmp_path: Path, rows: str, agreed: Schema = SCHEMA, **node_config: Any) -> ClientData:
+    (tmp_path / "mine.csv").write_text(rows)
+    run = {
+        "recipe": "paper", "data.schema": agreed.text(), "model.hidden": 4, "fedrc.clusters": 2,
+    }  # fmt: skip
+    node = {"partition-id": 0, "name": "a", "dataset": str(tmp_path / "mine.csv"), **node_config}
+    context = Context(run_id=1, node_id=9, node_config=node, state=RecordDict(), run_config=run)
+    return participant(context).data
+
+
+def test_table_becomes_what_the_runs_schema_says(tmp_path: Path) -> None:
+    data = table_of(tmp_path, ROWS)
+
+    rows = {(*x.tolist(), int(y)) for x, y in zip(data.fit.inputs, data.fit.labels, strict=True)}
+    assert rows == {(2.0, 1.0, 0.0, 1), (-1.0, 0.0, 1.0, 0)}
+    assert (len(data.fit), len(data.test), data.classes) == (18, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "column"),
+    [
+        ("age;code\n90;flu\n30;cold\n", "missing-column", "sex"),
+        ("age;sex\n90;f\n30;m\n", "missing-column", "code"),
+        (ROWS.replace("cold", "cough"), "unknown-label", "code"),
+        (ROWS.replace("30", "thirty"), "wrong-kind", "age"),
+    ],
+)
+def test_table_that_does_not_fit_has_a_code_and_a_column(
+    tmp_path: Path, rows: str, code: str, column: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        table_of(tmp_path, rows)
+
+    assert (caught.value.code, caught.value.column) == (code, column)
+    assert caught.value.code in REASONS
+
+
+def test_node_is_bound_to_the_schema_of_its_own_file(tmp_path: Path) -> None:
+    SCHEMA.save(tmp_path / "schema.json")
+    bound = {"schema": str(tmp_path / "schema.json")}
+
+    assert len(table_of(tmp_path, ROWS, **bound).fit) == 18
+    with pytest.raises(DataError, match="the run has another schema") as caught:
+        table_of(tmp_path, ROWS, replace(SCHEMA, classes=("flu", "cold")), **bound)
+    assert caught.value.code == "other-schema"

@@ -15,14 +15,18 @@ from click.testing import Result
 from loopback import HOST, make_certificates, superlink_yaml
 from typer.testing import CliRunner
 
-from deploy import doctor, launch, submit
+from deploy import control, doctor, launch, submit
 from deploy.certificates import facts, load_certificate
+from deploy.control import FlowerRun, Node
 from deploy.files import SuperLinkFile
 from deploy.preflight import ERROR, OK, WARNING, Finding
 from deploy.submit import Submitted
+from fedrc_flwr import __version__
 from fedrc_flwr.cli import FAILED, MISUSED, app
 from fedrc_flwr.config import RunConfig, load_config, parse_setting
-from fedrc_flwr.errors import ConfigError, RunError
+from fedrc_flwr.data.encoding import NUMBER, Column
+from fedrc_flwr.data.schema import Schema
+from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import write_json
 
 RUNBOOK = (Path(__file__).parents[2] / "deploy" / "README.md").read_text()
@@ -135,48 +139,78 @@ class Control:
         self._answer = answer
         self.asked: list[object] = []
 
-    def register(self, public_key: Path) -> dict[str, Any]:
-        self.asked.append(public_key)
+    def register(self, public_key: Path, name: str) -> dict[str, Any]:
+        self.asked.append((public_key, name))
         return self._answer
 
     def unregister(self, node_id: str) -> dict[str, Any]:
         self.asked.append(node_id)
         return self._answer
 
-    def nodes(self) -> list[dict[str, Any]]:
-        if not self._answer["success"]:
-            raise RunError("the nodes cannot be listed: nobody there")
-        return [{"node-id": "9", "status": "online"}]
+    def stop(self, run_id: str) -> dict[str, Any]:
+        self.asked.append(run_id)
+        return self._answer
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answer: Any) -> Control:
-    control = Control(answer)
-    monkeypatch.setattr(submit, "connect", lambda file, scratch: control)
-    monkeypatch.setattr(doctor, "connect", lambda file, scratch: control)
-    return control
+    """A server with one node and two runs, of which one is under way."""
+    made = Control(answer)
+    runs = [FlowerRun(7, "first", "running"), FlowerRun(6, "old", "finished:stopped")]
+    monkeypatch.setattr(submit, "connect", lambda file, scratch: made)
+    for module in (doctor, control):
+        monkeypatch.setattr(module, "nodes_of", lambda file: [Node(9, "b", "online")])
+        monkeypatch.setattr(module, "runs_of", lambda file: runs)
+    return made
 
 
 def test_node_register_and_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    control = answering(monkeypatch, success=True, **{"node-id": "9"})
+    asked = answering(monkeypatch, success=True).asked
     path = superlink_yaml(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     let_in = fedrc("node", "register", path, "a.pub")
-    shut_out = fedrc("node", "remove", path, "9")
+    named = fedrc("node", "register", path, "node.key.pub", "--name", "c")
+    shut_out = fedrc("node", "remove", path, "b")
 
-    assert (let_in.exit_code, shut_out.exit_code) == (0, 0)
-    assert let_in.stdout == "node-id: 9\n"
+    assert (let_in.stdout, named.stdout) == ("registered a\n", "registered c\n")
+    assert shut_out.stdout == "removed b\n"
     # Flower's program runs elsewhere: it must be told the whole path.
-    assert control.asked == [tmp_path / "a.pub", "9"]
+    assert asked == [(tmp_path / "a.pub", "a"), (tmp_path / "node.key.pub", "c"), "9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["register", "FILE", "node.key.pub"], "fedrc: node.key.pub: give --name"),
+        (["register", "FILE", "b.pub"], "fedrc: a node called 'b' is registered already"),
+        (["register", "FILE", "x.pub", "--name", "n" * 129], "expected 1 to 128 characters"),
+        (["remove", "FILE", "z"], "fedrc: no node is called 'z'; registered: b"),
+    ],
+)
+def test_a_node_without_a_proper_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    asked = answering(monkeypatch, success=True).asked
+    path = str(superlink_yaml(tmp_path))
+
+    result = fedrc("node", *[path if word == "FILE" else word for word in arguments])
+
+    assert result.exit_code == MISUSED
+    assert said in result.stderr
+    assert asked == []
 
 
 def test_a_refused_node_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch, success=False, **{"error-message": "public key already in use"})
+    told = "Using SuperLink: fedrc\n\n[code: 23] Public key already in use."
+    answering(monkeypatch, success=False, **{"error-message": told})
 
     result = fedrc("node", "register", superlink_yaml(tmp_path), "a.pub")
 
     assert result.exit_code == MISUSED
-    assert result.stderr == "fedrc: public key already in use\n"
+    assert result.stderr == (
+        "fedrc: [code: 23] Public key already in use; a key is registered only once: make a new "
+        "pair with `fedrc node key`\n"
+    )
 
 
 def test_node_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,19 +219,31 @@ def test_node_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = fedrc("node", "list", superlink_yaml(tmp_path))
 
     assert result.exit_code == 0
-    assert result.stdout == "1 nodes registered, 1 online\n  node 9: online\n"
+    assert result.stdout == "1 node registered, 1 online\n  b: online\n"
 
 
-def test_node_list_of_a_server_that_is_away_is_no_empty_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answering(monkeypatch, success=False)
+def test_node_list_of_a_server_that_is_away_is_no_empty_list(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certificates")
 
     result = fedrc("node", "list", superlink_yaml(tmp_path))
 
     assert result.exit_code == MISUSED
     assert "0 nodes" not in result.output
-    assert "nobody there" in result.stderr
+    assert "fedrc: the nodes cannot be listed: the SuperLink at" in result.stderr
+
+
+def test_stop_is_told_the_runs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(monkeypatch, success=True).asked
+    path = superlink_yaml(tmp_path)
+
+    stopped, old, unknown = (fedrc("stop", path, name) for name in ("first", "old", "new"))
+
+    assert stopped.stdout == (
+        f"stopped first; to continue: fedrc run {path} --name first --resume\n"
+    )
+    assert old.stderr == "fedrc: run 'old' is not under way: it ended earlier (stopped)\n"
+    assert unknown.stderr == "fedrc: no run is called 'new'; under way: first\n"
+    assert asked == ["7"]
 
 
 # --- the long-lived programs and the doctor ------------------------------------------------------
@@ -258,6 +304,7 @@ class Submission:
         self.calls: list[tuple[RunConfig, str, int]] = []
         self.completed = True
         self.events: list[dict[str, Any]] = []
+        self.saves: list[Path] = []
 
     def __call__(
         self,
@@ -270,6 +317,9 @@ class Submission:
         self.calls.append((config, name, retries))
         for event in self.events:
             on_event(event)
+        for folder in self.saves:
+            folder.mkdir(parents=True)
+            (folder / "round-000001.safetensors").touch()
         reason = "" if self.completed else "Flower reports finished:failed: it died"
         return Submitted(self.completed, file.outputs / name, SUMMARY, reason)
 
@@ -297,6 +347,30 @@ def test_run_hands_on_what_was_asked_for(tmp_path: Path, submission: Submission)
     assert str(tmp_path / "outputs" / "first") in result.stdout
 
 
+def test_run_can_be_named_by_a_setting(tmp_path: Path, submission: Submission) -> None:
+    result = fedrc("run", superlink_yaml(tmp_path), "--set", "run.name=mine")
+
+    assert result.exit_code == 0, result.output
+    assert submission.calls[0][1] == "mine"
+
+
+def test_run_hands_on_the_content_of_the_schema(tmp_path: Path, submission: Submission) -> None:
+    schema = Schema(("cold", "flu"), (Column("age", NUMBER),), "code")
+    schema.save(tmp_path / "schema.json")
+
+    result = fedrc("run", superlink_yaml(tmp_path), "--schema", tmp_path / "schema.json")
+    missing = fedrc("run", superlink_yaml(tmp_path), "--schema", tmp_path / "none.json")
+
+    assert result.exit_code == 0, result.output
+    ((config, name, _),) = submission.calls
+    sent = config.to_dict()
+    assert sent["data.schema"] == schema.text(), "no path of this machine"
+    assert (sent["scenario"], sent["data.dataset"], sent["data.directory"]) == ("none", "own", "")
+    assert name.startswith("own-fedrc-seed0-")
+    assert missing.exit_code == MISUSED
+    assert "none.json: the schema cannot be read" in missing.stderr
+
+
 def test_run_hands_numbers_on_as_numbers(tmp_path: Path, submission: Submission) -> None:
     # YAML reads 1e-3 as text and 1 as a whole number.
     result = fedrc(
@@ -320,6 +394,8 @@ def test_run_hands_numbers_on_as_numbers(tmp_path: Path, submission: Submission)
         (["--scenario", "nothing"], "scenario = 'nothing': no such scenario"),
         (["--recipe", "nothing"], "recipe = 'nothing': no such recipe"),
         (["--name", "../../elsewhere"], "run.name = '../../elsewhere'"),
+        (["--name", "a", "--set", "run.name=b"], "run.name: --name says how the run is called"),
+        (["--set", "run.output-dir=here"], "run.output-dir: results go to"),
         (["--resume"], "--resume needs --name"),
         (["--resume", "--name", "never"], "holds no run to resume"),
     ],
@@ -365,15 +441,33 @@ def test_run_resumes_under_the_settings_of_the_start(
     assert config.local.learning_rate == 0.2, "as recorded, whatever the recipe says today"
 
 
-def test_run_says_how_to_go_on_after_a_failure(tmp_path: Path, submission: Submission) -> None:
+@pytest.mark.parametrize("saved", [True, False])
+def test_run_says_how_to_go_on_after_a_failure(
+    tmp_path: Path, submission: Submission, saved: bool
+) -> None:
     submission.completed = False
     path = superlink_yaml(tmp_path)
+    if saved:
+        submission.saves.append(tmp_path / "outputs" / "first" / "checkpoints")
 
     result = fedrc("run", path, "--name", "first")
 
     assert result.exit_code == FAILED
     assert "the run did not complete: Flower reports finished:failed: it died" in result.stderr
-    assert f"to continue: fedrc run {path} --name first --resume" in result.stderr
+    how = f"to continue: fedrc run {path} --name first --resume"
+    assert (how in result.stderr) == saved, "nothing to continue without a checkpoint"
+
+
+def test_run_says_at_once_what_runs_and_who_is_there(
+    tmp_path: Path, submission: Submission
+) -> None:
+    submission.events = [{"event": "nodes", "online": ["a"], "offline": ["b"]}]
+
+    result = fedrc("run", superlink_yaml(tmp_path), "--name", "first")
+
+    first, second, *_ = result.stdout.splitlines()
+    assert first.startswith(f"fedrc-flwr {__version__}: run first on {HOST}:")
+    assert second == "nodes online: a; offline: b"
 
 
 def test_run_shows_that_it_tries_again(tmp_path: Path, submission: Submission) -> None:

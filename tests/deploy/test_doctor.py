@@ -26,6 +26,7 @@ from loopback import (
 
 from deploy import doctor
 from deploy.certificates import create_node_key
+from deploy.control import FlowerRun, Node
 from deploy.doctor import (
     examine_node,
     examine_superlink,
@@ -34,7 +35,7 @@ from deploy.doctor import (
     last_round,
     list_nodes,
 )
-from deploy.files import Address
+from deploy.files import Address, SuperLinkFile
 from deploy.preflight import ERROR, OK, WARNING, Finding
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import MetricsLog
@@ -59,20 +60,16 @@ def grpc_server(status: int | None) -> Iterator[Address]:
         server.stop(None).wait()
 
 
-class Control:
-    """Knows nodes, or does not answer."""
+def know(monkeypatch: pytest.MonkeyPatch, nodes: list[Node] | None, *runs: FlowerRun) -> None:
+    """The SuperLink knows these nodes and runs, or does not answer."""
 
-    def __init__(self, nodes: list[dict[str, Any]] | None) -> None:
-        self._nodes = nodes
-
-    def nodes(self) -> list[dict[str, Any]]:
-        if self._nodes is None:
+    def nodes_of(file: SuperLinkFile) -> list[Node]:
+        if nodes is None:
             raise RunError("the nodes cannot be listed: nobody there")
-        return self._nodes
+        return nodes
 
-
-def know(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]] | None) -> None:
-    monkeypatch.setattr(doctor, "connect", lambda file, scratch: Control(nodes))
+    monkeypatch.setattr(doctor, "nodes_of", nodes_of)
+    monkeypatch.setattr(doctor, "runs_of", lambda file: list(runs))
 
 
 # --- health --------------------------------------------------------------------------------------
@@ -136,27 +133,34 @@ def test_http_health_of_nobody() -> None:
 def test_nodes_are_counted_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     know(
         monkeypatch,
-        [{"node-id": "11", "status": "online"}, {"node-id": "22", "status": "offline"}],
+        [
+            Node(11, "hospital-a", "online"),
+            Node(22, "hospital-b", "offline"),
+            Node(33, "", "registered"),
+        ],
     )
 
     findings = list(list_nodes(superlink_file(tmp_path)))
 
     assert findings == [
-        Finding(OK, "2 nodes registered, 1 online"),
-        Finding(OK, "  node 11: online"),
-        Finding(OK, "  node 22: offline"),
+        Finding(OK, "3 nodes registered, 1 online"),
+        Finding(OK, "  hospital-a: online"),
+        Finding(OK, "  hospital-b: offline"),
+        Finding(OK, "  node 33: never online yet"),
     ]
 
 
-@pytest.mark.parametrize("nodes", [[], [{"node-id": "1", "status": "offline"}]])
+@pytest.mark.parametrize(
+    ("nodes", "counted"), [([], "0 nodes"), ([Node(1, "a", "offline")], "1 node")]
+)
 def test_nobody_online_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[Node], counted: str
 ) -> None:
     know(monkeypatch, nodes)
 
     first = next(iter(list_nodes(superlink_file(tmp_path))))
 
-    assert first == Finding(WARNING, f"{len(nodes)} nodes registered, 0 online")
+    assert first == Finding(WARNING, f"{counted} registered, 0 online")
 
 
 # --- the last round ------------------------------------------------------------------------------
@@ -185,9 +189,10 @@ def test_no_run_yet(tmp_path: Path) -> None:
     ("events", "expected"),
     [
         (rounds(3), "under way: round 3"),
-        ([*rounds(4), END], "ended: round 4"),
+        ([*rounds(4), END], "completed: round 4"),
         ([*rounds(4), END, {"event": "round", "round": 5}], "under way: round 5"),
-        ([END], "ended: round 0"),
+        ([END], "completed: no round yet"),
+        ([{"event": "waiting"}], "under way: no round yet"),
     ],
 )
 def test_the_last_round_and_its_age(
@@ -196,6 +201,22 @@ def test_the_last_round_and_its_age(
     a_run(tmp_path, "first", 90, *events)
 
     assert last_round(tmp_path) == Finding(OK, f"run first {expected}, 90.0 minutes ago")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("finished:stopped", "stopped: round 3"),
+        ("finished:failed", "failed: round 3"),
+        ("running", "under way: round 3"),
+    ],
+)
+def test_a_run_that_could_not_say_how_it_ended(tmp_path: Path, status: str, expected: str) -> None:
+    a_run(tmp_path, "first", 90, *rounds(3))
+    runs = [FlowerRun(3, "other", "running"), FlowerRun(2, "first", status),
+            FlowerRun(1, "first", "finished:failed")]  # fmt: skip
+
+    assert last_round(tmp_path, runs).text == f"run first {expected}, 90.0 minutes ago"
 
 
 def test_of_several_runs_the_latest_counts(tmp_path: Path) -> None:
@@ -218,7 +239,7 @@ def test_a_torn_line_is_not_stumbled_over(tmp_path: Path) -> None:
 
 def test_a_server_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_certificates(tmp_path / "certificates")
-    know(monkeypatch, [{"node-id": "11", "status": "online"}])
+    know(monkeypatch, [Node(11, "hospital-a", "online")])
 
     with health_server(tls=made, date=http_date()) as port, grpc_server(SERVING) as address:
         file = superlink_file(
@@ -231,7 +252,7 @@ def test_a_server_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"the SuperLink at {HOST}:{port} answers" in texts
     assert "clocks agree" in texts
     assert f"SuperLink's gRPC health at {address}: SERVING" in texts
-    assert "1 nodes registered, 1 online" in texts
+    assert "1 node registered, 1 online" in texts
     assert texts[-1] == f"no run yet in {tmp_path / 'outputs'}"
 
 
@@ -239,7 +260,7 @@ def test_a_server_that_is_away_is_not_asked_for_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_certificates(tmp_path / "certificates")
-    know(monkeypatch, [{"node-id": "11", "status": "online"}])
+    know(monkeypatch, [Node(11, "hospital-a", "online")])
 
     findings = list(examine_superlink(superlink_file(tmp_path)))
 

@@ -9,6 +9,7 @@ import pytest
 from loopback import node_file, node_yaml, superlink_file, superlink_yaml
 
 from deploy.files import Address, read_node_file, read_superlink_file
+from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -55,6 +56,7 @@ def test_the_example_of_a_node_loads_as_it_is() -> None:
         "device": "auto",
         "state-dir": str(EXAMPLES / "state"),
         "count-noise": 0.0,
+        "version": __version__,
     }
 
 
@@ -72,6 +74,7 @@ def test_node_config_carries_what_the_file_says(tmp_path: Path) -> None:
         "device": "cuda:1",
         "state-dir": str(tmp_path / "state"),
         "count-noise": 2.0,
+        "version": __version__,
     }
     assert type(config["count-noise"]) is float
 
@@ -80,6 +83,7 @@ def test_a_node_without_noise_of_its_own_leaves_it_to_the_run(tmp_path: Path) ->
     file = node_file(tmp_path)
 
     assert "count-noise" not in file.node_config()
+    assert "confusion" not in file.node_config()
     assert file.node_config()["role"] == "train"
 
 
@@ -149,6 +153,7 @@ def test_an_underscore_in_place_of_a_dash_is_pointed_out(tmp_path: Path) -> None
         ("node", "device", 0, "text"),
         ("node", "count-noise", "much", "a number"),
         ("node", "count-noise", True, "a number"),
+        ("node", "confusion", "perhaps", "without-noise, always or never"),
         ("node", "insecure", "true", "true or false"),
     ],
 )
@@ -198,11 +203,22 @@ def test_addresses_are_read_and_written(tmp_path: Path, text: str, host: str) ->
         ("node", "name", "text"),
         ("node", "superlink", "host:port"),
         ("node", "state", "a path"),
-        ("node", "partition", "a whole number"),
     ],
 )
 def test_a_missing_key_is_refused(tmp_path: Path, kind: str, key: str, wanted: str) -> None:
     assert refusal(kind, tmp_path, {key: None}) == f"{key} is missing: expected {wanted}"
+
+
+def test_node_holds_data_of_its_own_or_a_part_of_a_scenario(tmp_path: Path) -> None:
+    said = refusal("node", tmp_path, {"partition": None})
+
+    assert said.startswith("data or partition is missing: expected the path of this node's own")
+    own = node_file(tmp_path, partition=None, data="mine.csv")
+    assert own.node_config()["partition-id"] == 0
+    assert own.node_config()["dataset"] == str(tmp_path / "mine.csv")
+    bound = node_file(tmp_path, data="mine.csv", schema="schema.json")
+    assert bound.node_config()["schema"] == str(tmp_path / "schema.json")
+    assert refusal("node", tmp_path, {"schema": "s.json"}).startswith("schema without data")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from loopback import (
 
 from deploy import preflight
 from deploy.certificates import create_node_key, issue_server_certificate
+from deploy.control import Node
 from deploy.files import Address, SuperLinkFile
 from deploy.preflight import (
     ERROR,
@@ -31,6 +32,7 @@ from deploy.preflight import (
     WARNING,
     Finding,
     check_certificates,
+    check_data,
     check_device,
     check_folder,
     check_node,
@@ -38,6 +40,8 @@ from deploy.preflight import (
     check_reachable,
     check_superlink,
 )
+from fedrc_flwr.data.encoding import NUMBER, Column
+from fedrc_flwr.data.schema import Schema
 
 
 def only(findings: Iterable[Finding], level: str) -> str:
@@ -495,3 +499,58 @@ def test_a_node_in_plain_text_is_warned(site: Path) -> None:
 
     assert "this node is not authenticated" in only(findings, WARNING)
     assert ERROR not in levels(findings)
+
+
+@pytest.mark.parametrize(
+    ("registered", "level", "said"),
+    [
+        ("hospital-a", OK, "registered as hospital-a"),
+        ("", OK, "registered as node 7"),
+        ("other", ERROR, "this node is registered as other, but its name is hospital-a"),
+        (None, ERROR, "this node is not registered: copy "),
+    ],
+)
+def test_registration_is_known_by_the_key(
+    site: Path,
+    made: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    registered: str | None,
+    level: str,
+    said: str,
+) -> None:
+    mine = serialization.load_ssh_public_key((site / "node.key.pub").read_bytes()).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    nodes = [Node(1, "stranger", "online", b"another key")]
+    nodes += [] if registered is None else [Node(7, registered, "offline", mine)]
+    monkeypatch.setattr(preflight, "nodes_at", lambda address, ca: nodes)
+
+    with health_server(tls=made) as port:
+        findings = list(check_node(node_file(site, superlink=f"{HOST}:{port}")))
+
+    (found,) = [finding for finding in findings if said in finding.text]
+    assert found.level == level
+
+
+def test_a_gate_that_hides_the_nodes_is_no_error(site: Path, made: Path) -> None:
+    with health_server(tls=made) as port:  # it refuses everything but /health
+        findings = list(check_node(node_file(site, superlink=f"{HOST}:{port}")))
+
+    assert Finding(OK, "whether this node is registered cannot be seen from here") in findings
+
+
+def test_data_of_a_node_is_checked_against_its_schema(tmp_path: Path) -> None:
+    data, schema, other = (tmp_path / name for name in ("mine.csv", "one.json", "two.json"))
+    assert check_data(data, None) == Finding(ERROR, f"data {data} does not exist")
+    data.write_text("age,code\n" + "70,flu\n30,cold\n" * 10)
+    assert check_data(data, None) == Finding(OK, f"data {data}")
+
+    Schema(("cold", "flu"), (Column("age", NUMBER),), "code").save(schema)
+    fits = check_data(data, schema)
+    Schema(("cold", "flu"), (Column("crp", NUMBER),), "code").save(other)
+    lacks = check_data(data, other)
+
+    assert fits == Finding(OK, f"{data} fits the schema: 20 rows, cold 10, flu 10")
+    assert lacks.level == ERROR
+    assert lacks.text.startswith(f"data does not fit {other}: {data}: ")
+    assert "'crp'" in lacks.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from loopback import superlink_file
 
 from deploy import submit
+from deploy.control import Node
 from deploy.files import SuperLinkFile
-from deploy.submit import follow, run
+from deploy.submit import Lookout, follow, run
 from fedrc_flwr.config import RunConfig, load_config
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import write_json
+from server_app.names import registered_names
 
 Step = Callable[[Path], str]
 
@@ -98,6 +101,7 @@ class Control:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "STATUS_SECONDS", -1.0)
     monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(submit, "nodes_of", lambda file: [Node(1, "a", "online")])
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def test_a_run_that_both_call_completed_has_nothing_to_complain(tmp_path: Path) 
 def test_completed_for_flower_but_not_for_the_run_is_failed(tmp_path: Path) -> None:
     reason, _ = following(tmp_path / "a", training(1), failed_by_itself)
 
-    assert reason == "Flower reports finished:completed: too few replies"
+    assert reason == "too few replies"
 
 
 def test_completed_without_a_summary_is_failed(tmp_path: Path) -> None:
@@ -133,13 +137,45 @@ def test_completed_without_a_summary_is_failed(tmp_path: Path) -> None:
 
 
 def test_a_summary_of_a_run_that_flower_calls_failed_is_not_believed(tmp_path: Path) -> None:
-    def stopped(directory: Path) -> str:
+    def killed_late(directory: Path) -> str:
         completed(directory)
-        return "finished:stopped"
+        return "finished:failed"
 
-    reason, _ = following(tmp_path / "a", stopped, log="stopped by hand")
+    reason, _ = following(tmp_path / "a", killed_late, log="gone")
 
-    assert reason == "Flower reports finished:stopped: stopped by hand"
+    assert reason == "Flower reports finished:failed: gone"
+
+
+def test_a_run_that_waits_to_be_picked_up_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 6000, 10))
+    monkeypatch.setattr(submit.time, "monotonic", lambda: next(clock))
+
+    _, events = following(tmp_path / "a", *[starting] * 5, training(1), completed)
+
+    assert [event["event"] for event in events] == ["pending", "round"]
+    assert events[0]["seconds"] > submit.PENDING_SECONDS
+
+
+def test_nodes_are_looked_for_until_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "NODES_SECONDS", -1.0)
+    rounds: list[int] = []
+    looks: list[int] = []
+    control = Control(tmp_path / "a").begin([starting, training(1), training(2), completed])
+
+    follow(
+        control,  # type: ignore[arg-type]
+        "id-1",
+        tmp_path / "a",
+        lambda event: rounds.append(event["round"]),
+        lambda: looks.append(len(rounds)),
+    )
+
+    assert rounds == [1, 2]
+    assert looks == [0, 0]
 
 
 def test_a_killed_run_is_explained_by_the_end_of_its_log(tmp_path: Path) -> None:
@@ -172,7 +208,7 @@ def test_what_an_earlier_run_noted_is_not_passed_on(tmp_path: Path) -> None:
 def test_flower_is_not_asked_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A minute passes with each glance at the clock: asked once per STATUS_SECONDS, not per look.
     clock = iter(range(0, 6000, 60))
-    monkeypatch.setattr(submit, "STATUS_SECONDS", 150.0)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 500.0)
     monkeypatch.setattr(submit.time, "monotonic", lambda: next(clock))
     looks = []
     monkeypatch.setattr(submit.time, "sleep", looks.append)
@@ -181,6 +217,34 @@ def test_flower_is_not_asked_all_the_time(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert reason == ""
     assert len(looks) > 2, "there were more looks at the files than questions"
+
+
+# --- the nodes -----------------------------------------------------------------------------------
+
+
+def test_who_is_online_is_told_when_it_changes_and_written_for_the_run(
+    file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, nameless = Node(1, "a", "online"), Node(2, "b", "offline"), Node(3, "", "online")
+    seen = iter([[a, b], [a, b], RunError("away"), [a, replace(b, status="online"), nameless]])
+
+    def nodes_of(file: SuperLinkFile) -> list[Node]:
+        found = next(seen)
+        if isinstance(found, RunError):
+            raise found
+        return found
+
+    monkeypatch.setattr(submit, "nodes_of", nodes_of)
+    events: list[dict[str, Any]] = []
+    lookout = Lookout(file, file.outputs / "first", events.append)
+
+    for _ in range(4):
+        lookout.look()
+
+    assert [(event["online"], event["offline"]) for event in events] == [
+        (["a"], ["b"]), (["a", "b", "node 3"], []),
+    ]  # fmt: skip
+    assert registered_names(file.outputs / "first") == {1: "a", 2: "b", 3: ""}
 
 
 # --- run -----------------------------------------------------------------------------------------
@@ -211,7 +275,7 @@ def test_a_run_that_goes_well_is_submitted_once(
     assert control.submitted == [{**config.to_dict(), **expected}]
     assert control.submitted[0]["rounds"] == 2
     assert control.submitted[0]["run.resume"] is False
-    assert [event["event"] for event in events] == ["submitted", "round"]
+    assert [event["event"] for event in events] == ["nodes", "submitted", "round"]
 
 
 def test_a_run_is_the_operators_where_and_under_what_name(
@@ -255,6 +319,17 @@ def test_retries_come_to_an_end(
     assert len(control.submitted) == 3
     retries = [event for event in events if event["event"] == "retry"]
     assert len(retries) == 2, "the last failure is the result, not another retry"
+
+
+def test_a_run_that_was_stopped_is_not_tried_again(
+    file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    control = started(file, monkeypatch, [training(1), lambda directory: "finished:stopped"])
+
+    done = run(file, RunConfig(), "first", lambda event: None, retries=3, app=tmp_path)
+
+    assert (done.completed, done.reason) == (False, "it was stopped")
+    assert len(control.submitted) == 1
 
 
 def test_without_retries_a_failure_is_final(

@@ -145,7 +145,7 @@ class Federation:
                     for k, v in values.items() if v is not None)
         )  # fmt: skip
         if register:
-            done = fedrc("node", "register", self.file, site / "node.key.pub")
+            done = fedrc("node", "register", self.file, site / "node.key.pub", "--name", name)
             assert done.returncode == 0, done.stderr
         part = self.part(name, "supernode", site / "node.yaml")
         self.nodes[name] = part

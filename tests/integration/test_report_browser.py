@@ -17,14 +17,14 @@ from PIL import Image
 from processes import FEDRC, MARK, marked, wait_until
 
 from fedrc_flwr.report.log import METRICS, read_events
-from fedrc_flwr.report.page import write_page
+from fedrc_flwr.report.page import write_beside, write_page
 
 browser_module = pytest.importorskip("browser", reason="selenium is not installed")
 Browser = browser_module.Browser
 
 ALL = {
-    "accuracy", "loss", "shares", "weights", "concepts", "styles", "classes", "prior", "failures",
-    "seconds", "traffic", "epsilon",
+    "accuracy", "loss", "confusion", "shares", "weights", "concepts", "styles", "classes", "prior",
+    "failures", "seconds", "traffic", "epsilon",
 }  # fmt: skip
 #: For each figure: how many things its series hold, and how many pixels are not background.
 COUNT = """
@@ -69,7 +69,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> MadeRun:
-    return MadeRun(tmp_path / "made", rounds=6).play(6)
+    return MadeRun(tmp_path / "made", rounds=6, tallies=True).play(6)
 
 
 def opened(browser: Any, run: Path) -> None:
@@ -150,6 +150,74 @@ def test_picking_a_cluster_shows_its_clients_alone(browser: Any, made: MadeRun) 
     assert browser.errors() == []
 
 
+def test_choosing_a_client_shows_everything_of_it(browser: Any, made: MadeRun) -> None:
+    opened(browser, made.directory)
+    assert not browser.find("#about")[0].is_displayed()
+
+    browser.run("document.querySelectorAll('#clients tbody tr')[2].click()")
+
+    assert browser.run("return document.querySelector('#choice').value") == "ward-001"
+    assert "in cluster 2 with a weight of 0.900" in browser.text("#about-text")
+    assert "accuracy 90.0% on 10 test samples" in browser.text("#about-text")
+    marks = browser.run(COUNT)
+    # 2 + 2 rounds of clusters 1 and 3 that went, 6 of the others; 3 evaluations; 2 cells
+    assert marks["client-weights"][0] == 6 + 2 + 6 + 3
+    assert {name: marks[f"client-{name}"][0] for name in ("accuracy", "clusters", "confusion")} == {
+        "accuracy": 3, "clusters": 2, "confusion": 2,
+    }  # fmt: skip
+    assert browser.text("#about-failures").count("reply not used") == 2
+    assert browser.errors() == []
+
+
+def test_accuracy_is_visible_on_a_phone(browser: Any, made: MadeRun) -> None:
+    browser.look(390)
+    try:
+        opened(browser, made.directory)
+        ends = browser.run("""
+          const heads = [...document.querySelectorAll("#clients th, #scores th")];
+          return heads.filter((head) => head.innerText === "accuracy")
+            .map((head) => head.getBoundingClientRect().right);
+        """)
+    finally:
+        browser.look()
+
+    assert len(ends) == 2
+    assert max(ends) <= 390
+
+
+def test_warnings_are_banners(browser: Any, made: MadeRun) -> None:
+    made.round += 1
+    made.log.append({**made.metrics(), "exponent": 0.5})
+
+    opened(browser, made.directory)
+
+    assert browser.text(".banner.undecided b") == "Undecided:"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_two_runs_side_by_side(browser: Any, made: MadeRun, tmp_path: Path, width: int) -> None:
+    other = MadeRun(tmp_path / "other", rounds=3).play(3)
+    page = write_beside([made.directory, other.directory], tmp_path / "beside.html")
+
+    browser.look(width)
+    try:
+        browser.open(page.as_uri())
+        tops = browser.run(
+            "return [...document.querySelectorAll('article')].map("
+            "(one) => one.getBoundingClientRect().top)"
+        )
+        overflow = browser.run("return document.documentElement.scrollWidth - innerWidth")
+        differ = browser.text("#differences tbody")
+    finally:
+        browser.look()
+
+    assert (tops[0] == tops[1]) == (width > 1000)
+    assert overflow <= 0
+    assert "rounds" in differ
+    assert browser.text("#moves tbody").startswith("ward-000cluster 0 (0.90) \u00b7 50.0%")
+    assert browser.errors() == []
+
+
 def test_clients_are_searched_and_sorted(browser: Any, made: MadeRun) -> None:
     opened(browser, made.directory)
 
@@ -182,8 +250,12 @@ def test_figures_are_saved_from_the_page(browser: Any, made: MadeRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
-)
+    ("name", "width", "dark"),
+    [
+        ("light", 1280, False), ("dark", 1280, True),
+        ("phone", 390, False), ("dark-phone", 390, True),
+    ],
+)  # fmt: skip
 def test_light_dark_and_a_phone(
     browser: Any, made: MadeRun, tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
@@ -253,7 +325,7 @@ def test_runs_of_which_little_is_known(browser: Any, tmp_path: Path, kind: str) 
     if kind == "empty":
         run.mkdir()
     else:
-        made = MadeRun(run)
+        made = MadeRun(run, tallies=True)
         if kind == "torn":
             made.play(3)
             path = run / METRICS

@@ -98,7 +98,7 @@ def test_being_stopped_stops_everything_and_says_how_to_go_on(
         for one in left:
             one.kill()
 
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "stopped by the user" in errors
     assert "--resume" in errors
     assert json.loads((output / "summary.json").read_text())["status"] == "stopped"
