@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -44,7 +45,9 @@ class ModelBank:
         self.modeless = all(type(part) in _MODELESS for part in models[0].modules())
 
     def load(self, vectors: list[Vector], body: Vector | None) -> None:
-        """Set the parameters of the first ``len(vectors)`` clusters."""
+        """Set the parameters of the first ``len(vectors)`` clusters; more networks are made."""
+        while len(self.units) < len(vectors):
+            self.units.append(FlatModule(copy.deepcopy(self.units[0].module), self.device))
         for unit, vector in zip(self.units, vectors, strict=False):
             unit.load(vector)
         if self.body is not None and body is not None:

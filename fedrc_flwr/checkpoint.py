@@ -21,6 +21,7 @@ CHECKPOINTS = "checkpoints"  # directory within a run's directory
 #: Smallest number of states that a client keeps, for a server that resumes an older checkpoint.
 KEPT_STATES = 4
 VECTOR = "vector/"  # prefix of the networks that a client keeps
+KEPT = "kept/"  # prefix of the arrays that an algorithm keeps in the server's state
 NOT_FINITE = "holds numbers that are not finite"
 T = TypeVar("T")
 
@@ -203,12 +204,15 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
         arrays["body"] = state.body
     for slot, vectors in state.optimizer.items():
         arrays |= {f"optimizer/{slot}/{c}": vector for c, vector in vectors.items()}
+    arrays |= {f"{KEPT}{name}": array for name, array in state.arrays.items()}
     clients = []
     for index, (name, record) in enumerate(sorted(state.clients.items())):
         if record.label_counts is not None:
             arrays[f"label_counts/{index}"] = record.label_counts
         if record.cross_losses is not None:
             arrays[f"cross_losses/{index}"] = record.cross_losses
+        if record.fingerprint is not None:
+            arrays[f"fingerprint/{index}"] = record.fingerprint
         clients.append(
             {
                 "name": name,
@@ -221,6 +225,7 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "style": record.style,
                 "cluster": record.cluster,
                 "loss": record.loss,
+                "certainty": record.certainty,
             }
         )
     about = {
@@ -255,6 +260,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Check
             **entry,
             label_counts=arrays.get(f"label_counts/{index}"),
             cross_losses=arrays.get(f"cross_losses/{index}"),
+            fingerprint=arrays.get(f"fingerprint/{index}"),
         )
     state = ServerState(
         round=int(about["round"]),
@@ -268,6 +274,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Check
         optimizer_steps=int(about["optimizer_steps"]),
         quiet_rounds=int(about["quiet_rounds"]),
         numbers=dict(about.get("numbers", {})),
+        arrays={n.removeprefix(KEPT): a for n, a in arrays.items() if n.startswith(KEPT)},
     )
     return Checkpoint(
         state, about["config"], tuple(about["input_shape"]), int(about["classes"]), about["layout"]

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy import cli as deploy_cli
+from fedrc_flwr import __version__
 from fedrc_flwr.compare import cli as compare_cli
-from fedrc_flwr.errors import FAILED, MISUSED, ConfigError, FedRCError
+from fedrc_flwr.data import cli as data_cli
+from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError
 from fedrc_flwr.inference import cli as inference_cli
 from fedrc_flwr.report import cli as report_cli
+from fedrc_flwr.words import counted
 
 if TYPE_CHECKING:
     from fedrc_flwr.config import RunConfig
@@ -22,19 +25,34 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-scenarios = typer.Typer(help="Scenarios: who holds what.", no_args_is_help=True)
+scenarios = typer.Typer(help="Scenarios: who holds which data.", no_args_is_help=True)
 recipes = typer.Typer(help="Recipes: how to learn.", no_args_is_help=True)
 app.add_typer(scenarios, name="scenario")
 app.add_typer(recipes, name="recipe")
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
 ]
-Scenario = Annotated[str | None, typer.Option(help="Name or path of a scenario: who holds what.")]
+Scenario = Annotated[
+    str | None, typer.Option(help="Name or path of a scenario: who holds which data.")
+]
 Recipe = Annotated[str | None, typer.Option(help="Name or path of a recipe: how to learn.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedrc-flwr {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Robust clustered federated learning on Flower."""
 
 
@@ -68,8 +86,8 @@ def list_recipes() -> None:
     from fedrc_flwr.config import RECIPES, recipe_names
 
     for name in recipe_names():
-        first = (RECIPES / f"{name}.yaml").read_text("utf-8").splitlines()[0].lstrip("# ")
-        typer.echo(f"{name:<26}{first}")
+        first, *_ = [*(RECIPES / f"{name}.yaml").read_text("utf-8").splitlines(), ""]
+        typer.echo(f"{name:<26}{first.lstrip('# ')}".rstrip())
 
 
 @scenarios.command("show")
@@ -108,8 +126,12 @@ def simulate(
     recipe: Recipe = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your own data instead of a scenario: a .npz or .csv file, or a folder."),
+        typer.Option(help="Your own data instead of a scenario: a table, .npz file or folder."),
     ] = None,
+    label: data_cli.Label = None,
+    client: data_cli.Client = None,
+    ignore: data_cli.Ignore = None,
+    columns: data_cli.Columns = None,
     settings: Settings = None,
     output: Annotated[
         Path | None, typer.Option(help="Directory for this run's results; must be a new one.")
@@ -125,28 +147,36 @@ def simulate(
         str, typer.Option(help="flower: its simulation engine; in-process: without Flower.")
     ] = "flower",
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="How many virtual clients compute at the same time.")
+        int | None,
+        typer.Option(min=1, help="With --engine flower: how many clients compute at once."),
     ] = None,
 ) -> None:
     """Run a federation of virtual clients on this machine."""
     from fedrc_flwr.checkpoint import has_checkpoint
-    from fedrc_flwr.engine.outputs import new_name
+    from fedrc_flwr.engine.directory import check_new, clear
     from fedrc_flwr.report.terminal import Terminal, summary_lines
-    from fedrc_flwr.simulation import FLOWER, IN_PROCESS, run_here
+    from fedrc_flwr.simulation import FLOWER, check_engine, run_here
 
     try:
-        if engine not in (FLOWER, IN_PROCESS):
-            raise ConfigError(f"--engine {engine!r}: expected {FLOWER} or {IN_PROCESS}")
-        checked = _simulated(scenario, recipe, data, settings, output, resume, from_round)
-        name = new_name(checked.scenario, checked.algorithm, checked.seed)
-        directory = output or Path("outputs") / name
+        check_engine(engine, cpus)
+        own = data_cli.settings_of(data, label, client, ignore, columns)
+        checked = _simulated(scenario, recipe, own, settings, output, resume, from_round)
+        directory = output or checked.run.directory(
+            checked.named(), checked.algorithm, checked.seed
+        )
+        if not resume:
+            check_new(directory)
         for line in _chosen(checked):
             typer.echo(line)
+        if not resume:
+            clear(directory)
         with Terminal(checked.rounds) as terminal:
             outcome = run_here(checked, directory, terminal.show, engine, cpus)
     except FedRCError as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None
+    except KeyboardInterrupt:  # before the run had begun
+        raise typer.Exit(STOPPED) from None
     if not outcome.completed:
         typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
         if has_checkpoint(directory):
@@ -154,7 +184,7 @@ def simulate(
             again += f" --engine {engine}" * (engine != FLOWER)
             typer.echo(f"to continue: {again}", err=True)
         report_cli.show_page(directory, err=True)
-        raise typer.Exit(FAILED)
+        raise typer.Exit(STOPPED if outcome.summary.get("status") == "stopped" else FAILED)
     for line in summary_lines(outcome.summary, directory.resolve()):
         typer.echo(line)
     report_cli.show_page(directory)
@@ -163,7 +193,7 @@ def simulate(
 def _simulated(
     scenario: str | None,
     recipe: str | None,
-    data: Path | None,
+    own: dict[str, str],
     settings: list[str] | None,
     output: Path | None,
     resume: bool,
@@ -172,21 +202,24 @@ def _simulated(
     """The configuration that the command line asks for."""
     from fedrc_flwr.checkpoint import CHECKPOINTS, find_checkpoint
     from fedrc_flwr.config import parse_setting, recorded_config
+    from fedrc_flwr.settings import flattened
 
     base: dict[str, Any] = {}
+    changes = flattened(dict(parse_setting(text) for text in settings or []))
+    if output is not None and (named := sorted({"run.name", "run.output-dir"} & set(changes))):
+        raise ConfigError(f"{named[0]}: --output says where the results go; give one of them")
     if from_round is not None and not resume:
         raise ConfigError("--from-round needs --resume")
-    if data is not None and scenario is not None:
+    if own and scenario is not None:
         raise ConfigError("give either --data or --scenario")
     if resume:
         if output is None:
             raise ConfigError("--resume needs --output, the directory of the run to continue")
-        if (scenario, recipe, data) != (None, None, None):
+        if (scenario, recipe) != (None, None) or own:
             raise ConfigError(
                 "--resume continues a run with its own data and recipe: change single settings "
                 "with --set"
             )
-        changes = dict(parse_setting(text) for text in settings or [])
         base, settings = recorded_config(output, changes), None
         if from_round is not None:
             find_checkpoint(output / CHECKPOINTS, from_round)
@@ -195,12 +228,7 @@ def _simulated(
                 raise ConfigError(
                     f"--from-round {from_round}: rounds = {base['rounds']} leaves no round to run"
                 )
-    elif output is not None and output.exists() and not output.is_dir():
-        raise ConfigError(f"{output} is a file: give a new directory")
-    elif output is not None and output.exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} is not empty: give a new directory, or --resume its run")
-    if data is not None:
-        base |= {"scenario": "none", "data.dataset": str(data)}
+    base |= own
     return _config(scenario, recipe, settings, base)
 
 
@@ -222,21 +250,24 @@ def _chosen(config: RunConfig) -> list[str]:
     """What will run, including what was chosen by default."""
     from fedrc_flwr.config import build_algorithm
     from fedrc_flwr.data.scenario import scenario_of
+    from fedrc_flwr.data.telling import done_to
 
     scenario = scenario_of(config.data, config.seed)
+    lines = done_to(scenario)
     # Missing or broken data is reported before anything starts.
     samples = len(scenario.client(0).fit)
     local = build_algorithm(config).local_settings(samples)
     return [
-        f"{config.algorithm} on {config.scenario}: {scenario.clients} clients and "
-        f"{scenario.observers} observers, {scenario.classes} classes, samples of shape "
+        f"{config.algorithm} on {config.named()}: {counted(scenario.clients, 'client')} and "
+        f"{counted(scenario.observers, 'observer')}, {scenario.classes} classes, samples of shape "
         f"{scenario.input_shape}",
+        *lines,
         f"network {config.model.chosen(scenario.input_shape)}; {local.described()} for a client of "
-        f"{samples} samples",
+        f"{counted(samples, 'sample')}",
     ]
 
 
-for commands in (compare_cli, report_cli, inference_cli, deploy_cli):
+for commands in (data_cli, compare_cli, report_cli, inference_cli, deploy_cli):
     commands.add_commands(app)
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
 """The configuration of a run, put together from the sections beside the code that reads them.
 
-Four layers, later ones win: the defaults, a scenario (who holds what), a recipe (how to learn), and
-what the user set. A scenario and a recipe never set the same key.
+Four layers, later ones win: the defaults, a scenario (who holds which data), a recipe (how to
+learn), and what the user set. A scenario and a recipe never set the same key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
-from fedrc_flwr import settings
+from fedrc_flwr import settings, yaml_files
 from fedrc_flwr.aggregation import ServerSettings
 from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
-from fedrc_flwr.data.own import located
-from fedrc_flwr.data.settings import DataSettings
+from fedrc_flwr.data.own import carried, implied, located
+from fedrc_flwr.data.settings import DataSettings, title
 from fedrc_flwr.engine.outputs import RunSettings
 from fedrc_flwr.engine.rounds import FederationSettings
 from fedrc_flwr.errors import ConfigError
@@ -48,7 +48,7 @@ class RunConfig:
 
     scenario: str = key(
         "digits",
-        "Who holds what: the name of a ready-made scenario, or the path of a scenario file.",
+        "Who holds which data: the name of a ready-made scenario, or the path of a scenario file.",
         common=True,
     )
     recipe: str = key(
@@ -79,15 +79,23 @@ class RunConfig:
     server: ServerSettings = field(default_factory=ServerSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
-    own: AlgorithmSettings = field(default_factory=ALGORITHMS["fedrc"].Settings)
+    algorithm_settings: AlgorithmSettings = field(default_factory=ALGORITHMS["fedrc"].Settings)
 
     def placed(self, directory: Path, state_dir: Path | None = None) -> RunConfig:
         """The same for a run in this directory, with every key given."""
         return replace(self, resolved=True, run=self.run.placed(directory, state_dir))
 
+    def carried(self) -> RunConfig:
+        """The same with the content of files that other machines need."""
+        return replace(self, data=carried(self.data))
+
     def located(self) -> RunConfig:
         """The same with absolute paths: the app runs in another directory."""
         return replace(self, data=located(self.data), model=self.model.located())
+
+    def named(self) -> str:
+        """What the run is called: after its scenario, or after the user's own data."""
+        return title(self.scenario, str(self.to_dict()["data.dataset"]))
 
     def resumed(self, after_round: int = 0) -> RunConfig:
         """The same, to continue the run in its directory."""
@@ -98,18 +106,14 @@ class RunConfig:
         values = settings.flat(self)
         for name in SECTIONS:
             values |= settings.flat(getattr(self, name), name)
-        return values | settings.flat(self.own, self.algorithm)
+        return values | settings.flat(self.algorithm_settings, self.algorithm)
 
 
 #: The sections that every run has.
 SECTIONS: dict[str, type] = {
-    "run": RunSettings,
-    "data": DataSettings,
-    "model": ModelSettings,
-    "local": LocalSettings,
-    "server": ServerSettings,
-    "federation": FederationSettings,
-    "privacy": PrivacySettings,
+    section.name: cast(type, section.default_factory)
+    for section in dataclasses.fields(RunConfig)
+    if "doc" not in section.metadata and section.name != "algorithm_settings"
 }
 
 
@@ -132,6 +136,7 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
     _refuse_unknown(user, prefer=str(user.get("algorithm", RunConfig.algorithm)))
     if user.get("resolved") is True:
         return _build(user)
+    user = {**implied(user), **user}
     names = {name: user.get(name, getattr(RunConfig, name)) for name in ("scenario", "recipe")}
     for name, value in names.items():
         if not isinstance(value, str):
@@ -161,14 +166,21 @@ def from_flower(run_config: Mapping[str, Any]) -> RunConfig:
         {
             name: value
             for name, value in given.items()
-            if name not in known or value != known[name].default
+            if name not in known or not _is(value, known[name].default)
         }
     )
 
 
+def _is(value: Any, default: Any) -> bool:
+    """Whether a value is the default, and not only equal to it, as 0 is to false."""
+    return type(value) is type(default) and value == default
+
+
 def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     """The algorithm of a configuration, with its settings."""
-    return ALGORITHMS[config.algorithm](config.own, config.local, config.server, config.privacy)
+    return ALGORITHMS[config.algorithm](
+        config.algorithm_settings, config.local, config.server, config.privacy
+    )
 
 
 def recorded_config(directory: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -195,36 +207,37 @@ def recorded_config(directory: Path, changes: Mapping[str, Any] | None = None) -
 
 def scenario_names() -> list[str]:
     """Names of the ready-made scenarios."""
-    return sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+    return yaml_files.names(SCENARIOS)
 
 
 def recipe_names() -> list[str]:
     """Names of the ready-made recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return yaml_files.names(RECIPES)
 
 
 def read_scenario(name_or_path: str) -> dict[str, Any]:
-    """The keys that a scenario sets: who holds what, and nothing about learning."""
-    values = _read_file("scenario", name_or_path, SCENARIOS)
-    for name in values:
-        if name.partition(".")[0] not in SCENARIO_SECTIONS:
-            raise ConfigError(
-                f"scenario {name_or_path!r}: {name} does not belong in a scenario, which says who "
-                "holds what: put it into a recipe, or set it with --set"
-            )
-    return values
+    """The keys that a scenario sets: who holds which data, and nothing about learning."""
+    return _read_file(
+        "scenario",
+        name_or_path,
+        SCENARIOS,
+        lambda name: name.partition(".")[0] in SCENARIO_SECTIONS,
+        "a scenario, which says who holds which data: put it into a recipe, or set it with --set",
+    )
 
 
 def read_recipe(name_or_path: str) -> dict[str, Any]:
     """The keys that a recipe sets: how to learn, and nothing about the data."""
-    values = _read_file("recipe", name_or_path, RECIPES)
-    for name in values:
-        if name.partition(".")[0] in (*SCENARIO_SECTIONS, "run") or name in RUN_KEYS:
-            raise ConfigError(
-                f"recipe {name_or_path!r}: {name} does not belong in a recipe, which says how to "
-                "learn: set it with --set, or put it into a scenario if it is about the data"
-            )
-    return values
+    return _read_file(
+        "recipe",
+        name_or_path,
+        RECIPES,
+        lambda name: (
+            name.partition(".")[0] not in (*SCENARIO_SECTIONS, "run") and name not in RUN_KEYS
+        ),
+        "a recipe, which says how to learn: set it with --set, or put it into a scenario if it is "
+        "about the data",
+    )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -241,33 +254,33 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return name.strip(), parsed
 
 
-def _read_file(kind: str, name_or_path: str, folder: Path) -> dict[str, Any]:
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = folder / f"{name_or_path}.yaml"
+def _read_file(
+    kind: str, name_or_path: str, folder: Path, belongs: Callable[[str], bool], elsewhere: str
+) -> dict[str, Any]:
+    """The keys that a file sets, checked."""
+    path, content = yaml_files.read(kind, name_or_path, folder)
+    known, sections = all_keys(), all_sections()
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        ready = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise ConfigError(
-            f"{kind} = {name_or_path!r}: no such {kind}; ready-made ones are {ready}, or give the "
-            "path of a .yaml file"
-        ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        values = {
+            name: value
+            for name, value in settings.flattened(content).items()
+            if name not in sections or value not in (None, {})  # an empty section
+        }
+        _refuse_unknown(values)
+        for name, value in values.items():
+            if not belongs(name):
+                raise ConfigError(f"{name} does not belong in {elsewhere}")
+            settings.check(name, value, known[name])
+    except ConfigError as error:
         raise ConfigError(f"{kind} file {path}: {error}") from None
-    content = {} if content is None else content
-    if not isinstance(content, dict) or not all(isinstance(k, str) for k in content):
-        raise ConfigError(f"{kind} file {path}: expected lines of the form `key: value`")
-    values = settings.flattened(content)
-    _refuse_unknown(values, f"{kind} file {path}: ")
     return values
 
 
-def _refuse_unknown(names: Iterable[str], where: str = "", prefer: str = "") -> None:
+def _refuse_unknown(names: Iterable[str], prefer: str = "") -> None:
     known = all_keys()
     for name in names:
         if name not in known:
-            raise ConfigError(f"{where}unknown key {name!r}{settings.suggest(name, known, prefer)}")
+            raise ConfigError(f"unknown key {name!r}{settings.suggest(name, known, prefer)}")
 
 
 def _build(values: Mapping[str, Any]) -> RunConfig:
@@ -282,9 +295,9 @@ def _build(values: Mapping[str, Any]) -> RunConfig:
         name: settings.build(section, name, values) for name, section in SECTIONS.items()
     }
     for name, cls in ALGORITHMS.items():
-        own = settings.build(cls.Settings, name, values)
+        section = settings.build(cls.Settings, name, values)
         if name == algorithm:
-            sections["own"] = own
+            sections["algorithm_settings"] = section
             sections["server"] = cls.server_settings(sections["server"])
     config = RunConfig(**top, **sections)
     build_algorithm(config)  # refuses settings that contradict each other

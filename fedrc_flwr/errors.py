@@ -17,7 +17,19 @@ class ConfigError(FedRCError):
 
 
 class DataError(FedRCError):
-    """A dataset or a client's share of it cannot be used."""
+    """A dataset or a client's share of it cannot be used.
+
+    Parameters
+    ----------
+    code : the kind of problem in one word, without anything from the data; see
+        ``engine.admission.REASONS``
+    column : the column of the schema that is to blame, if it is one
+    """
+
+    def __init__(self, message: str, code: str = "data", column: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.column = column
 
 
 class CheckpointError(FedRCError):

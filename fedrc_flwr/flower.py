@@ -155,16 +155,9 @@ class Control:
         """Stop a run."""
         return self._call("stop", run_id, CONNECTION)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """The registered nodes, as Flower lists them."""
-        answer = self._call("supernode", "list", CONNECTION)
-        if not answer.get("success"):
-            raise RunError(f"the nodes cannot be listed: {answer.get('error-message', answer)}")
-        return list(answer.get("nodes") or [])
-
-    def register(self, public_key: Path) -> dict[str, Any]:
-        """Register a node."""
-        return self._call("supernode", "register", str(public_key), CONNECTION)
+    def register(self, public_key: Path, name: str) -> dict[str, Any]:
+        """Register a node under a name."""
+        return self._call("supernode", "register", str(public_key), CONNECTION, "--name", name)
 
     def unregister(self, node_id: str) -> dict[str, Any]:
         """Remove a node."""

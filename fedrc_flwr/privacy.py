@@ -16,6 +16,9 @@ import numpy as np
 from fedrc_flwr.em import Floats
 from fedrc_flwr.settings import key
 
+#: When counts of predictions are sent.
+CONFUSION = ("without-noise", "always", "never")
+
 
 @dataclass(frozen=True)
 class PrivacySettings:
@@ -35,6 +38,14 @@ class PrivacySettings:
         "epsilon. 0: no clipping, and no epsilon is claimed.",
         low=0.0,
         high=1.0,
+    )
+    confusion: str = key(
+        CONFUSION[0],
+        "Whether clients send counts of their predictions on test samples (confusion matrices) "
+        "when they are evaluated. `without-noise`: only if they add no noise to their statistics, "
+        "because the counts show which labels a client holds. A node's own configuration takes "
+        "precedence.",
+        choices=CONFUSION,
     )
     delta: float = key(1e-5, "The delta for which epsilon is reported.", above=0.0, high=0.5)
 
@@ -62,6 +73,20 @@ class PrivacySettings:
     def noise_of(self, own: float | None) -> float:
         """A client's noise: its own setting, if it has one."""
         return self.count_noise if own is None else own
+
+    def sends_confusion(self, own: str | None, own_noise: float | None) -> bool:
+        """Whether a client sends counts of its predictions.
+
+        Parameters
+        ----------
+        own : the policy that its node's configuration names, if any
+        own_noise : the noise that its node's configuration asks for. A node that asks for noise
+            itself is not overruled by the run.
+        """
+        policy = own or self.confusion
+        if policy == "without-noise" or (own_noise and not own):
+            return policy != "never" and self.noise_of(own_noise) <= 0
+        return policy == "always"
 
 
 def clip(parts: Sequence[Floats], norm: float) -> list[Floats]:

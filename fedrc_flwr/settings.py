@@ -1,7 +1,7 @@
 """Settings: keys with their defaults, ranges and documentation, in sections.
 
 A section is a frozen dataclass beside the code that reads it. Its fields are declared with ``key``.
-Outside, a key is written as its section's name, a dot, and its own name with dashes:
+Users write a key by its dotted name: the section's name, a dot, and its own name with dashes, as in
 ``local.learning-rate``. ``config.py`` puts the sections together.
 """
 
@@ -51,7 +51,7 @@ def key(
 
 
 def keys_of(section: type, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
-    """The keys of a section by their outside names."""
+    """The keys of a section by their dotted names."""
     dot = f"{prefix}." if prefix else ""
     return {
         f"{dot}{dashed(field.name)}": field
@@ -61,7 +61,7 @@ def keys_of(section: type, prefix: str = "") -> dict[str, dataclasses.Field[Any]
 
 
 def build(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
-    """A section filled from what was given by outside name; other names are ignored."""
+    """A section filled from what was given by dotted name; other names are ignored."""
     checked = {
         field.name: check(name, values[name], field)
         for name, field in keys_of(section, prefix).items()
@@ -71,7 +71,7 @@ def build(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
 
 
 def flat(section: Any, prefix: str = "") -> dict[str, Scalar]:
-    """Every key of a section by its outside name; infinity, which JSON lacks, becomes text."""
+    """Every key of a section by its dotted name; infinity, which JSON lacks, becomes text."""
     values = {
         name: getattr(section, field.name) for name, field in keys_of(type(section), prefix).items()
     }
@@ -80,11 +80,18 @@ def flat(section: Any, prefix: str = "") -> dict[str, Scalar]:
 
 def check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
     """The value in the field's own type, or an error that names key, value and what is allowed."""
-    problem = ConfigError(f"{name} = {value!r}: expected {allowed(field)}")
+    try:
+        return _converted(value, field)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{name} = {value!r}: expected {allowed(field)}") from None
+
+
+def _converted(value: Any, field: dataclasses.Field[Any]) -> Scalar:
+    """The value in the field's own type; ValueError where it does not fit."""
     kind, meta = str(field.type), field.metadata
     if kind == "bool":
         if not isinstance(value, bool):
-            raise problem
+            raise ValueError
         return value
     if kind == "str":
         if meta["numbers"]:
@@ -92,18 +99,15 @@ def check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
             if all(type(part) in (int, float) for part in parts):
                 value = ",".join(str(part) for part in parts)
         if not isinstance(value, str) or (meta["choices"] and value not in meta["choices"]):
-            raise problem
+            raise ValueError
         return value
     if kind == "float" and type(value) in (int, str):
-        try:
-            value = float(value)  # YAML takes `inf` and `1e-3` for text
-        except (ValueError, OverflowError):
-            raise problem from None
+        value = float(value)  # YAML takes `inf` and `1e-3` for text
     if type(value) not in (int, float) or value != value:
-        raise problem
+        raise ValueError
     if kind == "int":
         if isinstance(value, float) and not value.is_integer():
-            raise problem
+            raise ValueError
         value = int(value)
     if (
         (meta["low"] is not None and value < meta["low"])
@@ -111,24 +115,34 @@ def check(name: str, value: Any, field: dataclasses.Field[Any]) -> Scalar:
         or (meta["above"] is not None and value <= meta["above"])
         or (value == math.inf and not meta["infinite"])
     ):
-        raise problem
+        raise ValueError
     return float(value) if kind == "float" else int(value)
 
 
 def allowed(field: dataclasses.Field[Any]) -> str:
-    """What a key may be, in words."""
+    """What a key may be, in words: ``a whole number from 1 to 500``."""
     meta = field.metadata
     if meta["choices"]:
-        return ", ".join(f"`{choice}`" for choice in meta["choices"])
-    bounds = []
-    if meta["above"] is not None:
-        bounds.append(f"> {meta['above']:g}")
-    if meta["low"] is not None:
-        bounds.append(f">= {meta['low']:g}")
-    if meta["high"] is not None:
-        bounds.append(f"<= {meta['high']:g}" if meta["high"] < 1e6 else f"<= {meta['high']:.0f}")
-    kind = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text"}
-    return " ".join([kind[str(field.type)], *([", ".join(bounds)] if bounds else [])])
+        *first, last = (f"`{choice}`" for choice in meta["choices"])
+        return f"{', '.join(first)} or {last}" if first else last
+    if meta["numbers"]:
+        return "numbers separated by commas"
+    kinds = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text"}
+    low, above, high = (
+        None if meta[bound] is None else _digits(meta[bound]) for bound in ("low", "above", "high")
+    )
+    bounds = ""
+    if low is not None:
+        bounds = f" of at least {low}" if high is None else f" from {low} to {high}"
+    elif above is not None:
+        bounds = f" above {above}" if high is None else f" above {above} and at most {high}"
+    elif high is not None:
+        bounds = f" of at most {high}"
+    return f"{kinds[str(field.type)]}{bounds}"
+
+
+def _digits(bound: float) -> str:
+    return f"{bound:g}" if bound < 1e6 else f"{bound:.0f}"
 
 
 def suggest(name: str, known: Iterable[str], prefer: str = "") -> str:
@@ -144,16 +158,21 @@ def suggest(name: str, known: Iterable[str], prefer: str = "") -> str:
 
 
 def dashed(name: str) -> str:
-    """The outside spelling of a field; a name that Python reserves ends with an underscore."""
+    """A field as users write it; a name that Python reserves ends with an underscore."""
     return name.rstrip("_").replace("_", "-")
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: ``{"local": {"epochs": 3}}`` is ``{"local.epochs": 3}``."""
+    """Nested tables as dotted keys: ``{"local": {"epochs": 3}}`` is ``{"local.epochs": 3}``.
+
+    An empty table stays, so that its name can be checked.
+    """
     result: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            result |= flattened(value, f"{prefix}{name}.")
-        else:
-            result[f"{prefix}{name}"] = value
+        whole = f"{prefix}{name}"
+        found = flattened(value, f"{whole}.") if isinstance(value, Mapping) else {}
+        for dotted, one in (found or {whole: value}).items():
+            if dotted in result:
+                raise ConfigError(f"{dotted} is given twice")
+            result[dotted] = one
     return result

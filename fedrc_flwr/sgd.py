@@ -21,12 +21,14 @@ from fedrc_flwr.em import Floats
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import FlatModule
 from fedrc_flwr.settings import key
+from fedrc_flwr.words import counted
 
 V = TypeVar("V", float, Tensor)
 #: What SGD remembers of each parameter; nothing before the first step.
 Velocity = list[Tensor | None]
 #: Steps of SGD per round from which epochs and batch size are chosen if they are 0.
 USUAL_STEPS = 20
+MOST_EMPHASIS = 50.0  # of a sample of a rare label
 SMALLEST_BATCH, LARGEST_BATCH, MOST_EPOCHS = 16, 128, 5
 
 
@@ -67,6 +69,13 @@ class LocalSettings:
         "local objective of any algorithm.",
         low=0.0,
     )
+    class_weights: str = key(
+        "none",
+        "`balanced`: in a cluster's training, all labels together count the same, however rare "
+        "they are in the cluster over the whole federation; a sample counts at most 50 times.",
+        choices=("none", "balanced"),
+        common=True,
+    )
     skip_below: float = key(
         1e-3,
         "Samples whose responsibility for a cluster is below this are left out of its training. "
@@ -88,12 +97,31 @@ class LocalSettings:
         if not batch:
             power = 2 ** int(math.log2(max(samples / USUAL_STEPS, 1.0)))
             batch = min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
-        epochs = self.epochs or min(max(round(USUAL_STEPS * batch / samples), 1), MOST_EPOCHS)
+        epochs = self.epochs or min(
+            max(round(USUAL_STEPS * batch / max(samples, 1)), 1), MOST_EPOCHS
+        )
         return replace(self, batch_size=batch, epochs=epochs)
+
+    def emphasis(self, label_prior: Floats) -> Floats:
+        """How much a sample of each label counts in each cluster's training, (K, C).
+
+        The weights follow from the cluster's label prior over the federation and not from the
+        client's own labels. Then every sample of a label counts the same wherever it is, and the
+        clients' updates add up to those of a balanced data set. By its own labels, a client with
+        one sample of a label would count it as much as others count hundreds.
+        """
+        if self.class_weights == "none":
+            return np.ones_like(label_prior)
+        weights = np.minimum(1.0 / (label_prior.shape[1] * label_prior), MOST_EMPHASIS)
+        return np.asarray(weights / (label_prior * weights).sum(axis=1, keepdims=True))
+
+    def trained_prior(self, label_prior: Floats) -> Floats:
+        """The label prior under which models are trained with these weights, (K, C)."""
+        return label_prior * self.emphasis(label_prior)
 
     def described(self) -> str:
         """How a client trains, in words."""
-        epochs = f"{self.epochs} local epoch{'s' * (self.epochs != 1)}"
+        epochs = counted(self.epochs, "local epoch")
         return f"{epochs} in batches of {self.batch_size}, learning rate {self.learning_rate:g}"
 
     def without_prox(self, algorithm: str) -> LocalSettings:

@@ -29,15 +29,15 @@ import psutil
 from fedrc_flwr import flower
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.engine.directory import SUPERLINK_LOG, client_states
 from fedrc_flwr.errors import ConfigError, DataError, RunError
 from fedrc_flwr.machine import usable_cores
+from fedrc_flwr.models import check_model
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json, write_json
 
 MARK = "FEDRC_SIMULATION"
 START_SECONDS = 90.0
 STOP_SECONDS = 10.0
-
-
 #: What runs the clients on this machine.
 FLOWER, IN_PROCESS = "flower", "in-process"
 
@@ -49,6 +49,17 @@ class Outcome:
     completed: bool
     summary: dict[str, Any]
     reason: str
+
+
+def check_engine(engine: str, cpus: int | None) -> None:
+    """Refuse an engine that does not exist, and an option that it does not have."""
+    if engine not in (FLOWER, IN_PROCESS):
+        raise ConfigError(f"--engine {engine!r}: expected {FLOWER} or {IN_PROCESS}")
+    if engine == IN_PROCESS and cpus is not None:
+        raise ConfigError(
+            f"--cpus {cpus}: in process, one client computes at a time; leave it out, or use "
+            f"--engine {FLOWER}"
+        )
 
 
 def run_here(
@@ -66,6 +77,8 @@ def run_here(
     on_event : called with each line of the run's metrics as it is written
     cpus : virtual clients that compute at once on Flower's engine; None for one per core
     """
+    scenario = scenario_of(config.data, config.seed)
+    check_model(config.model, scenario.input_shape, scenario.classes)
     if engine == FLOWER:
         return simulate(config, directory, on_event, cpus=cpus)
     from fedrc_flwr.engine.in_process import run_in_process
@@ -74,7 +87,7 @@ def run_here(
     (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier attempt
     with _terminate_as_interrupt():
         try:
-            placed = config.placed(directory, directory / "clients")
+            placed = config.placed(directory, client_states(directory))
             return Outcome(True, run_in_process(placed, directory, on_event), "")
         except (ConfigError, DataError):
             raise
@@ -102,7 +115,7 @@ def simulate(
     cpus : virtual clients that compute at once; None for one per core
     """
     directory = directory.resolve()
-    config = config.placed(directory, directory / "clients")
+    config = config.placed(directory, client_states(directory))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="fedrc-") as home, _terminate_as_interrupt():
@@ -141,7 +154,7 @@ class _Simulation:
     def __init__(self, home: Path, directory: Path) -> None:
         self._home = home
         self._directory = directory
-        self._log = directory / "superlink.log"
+        self._log = directory / SUPERLINK_LOG
         self._port = _free_port()
         self._mark = uuid.uuid4().hex
         self._superlink: subprocess.Popen[bytes] | None = None

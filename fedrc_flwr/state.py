@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,8 @@ class ClientRecord:
     spent : what its releases cost so far, see ``PrivacySettings.cost``; infinite if one of its
         reports had no noise or no bound
     loss : the latest mean loss of its mixture, or None before the first report
+    fingerprint : (C, 1 + D), what its labels mean, or None before it was measured
+    certainty : how sure the server is of ``cluster``, if it found that out from fingerprints
     """
 
     role: str
@@ -132,6 +135,8 @@ class ClientRecord:
     style: str = ""
     cluster: int = -1
     loss: float | None = None
+    fingerprint: Floats | None = None
+    certainty: float = 0.0
 
     def mixture_weights(self) -> Floats | None:
         """Each cluster's share of this client's samples, according to its counts."""
@@ -141,7 +146,9 @@ class ClientRecord:
 
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""
-        return finite([self.label_counts, self.cross_losses, self.noise, self.loss])
+        return finite(
+            [self.label_counts, self.cross_losses, self.fingerprint, self.noise, self.loss]
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ class ServerState:
     optimizer : named slots of the server's optimizer: a vector per cluster, -1 for the body, as
         long as there are parameters
     quiet_rounds : rounds in a row in which weights and loss hardly changed
-    numbers : what an algorithm keeps in addition
+    numbers, arrays : what an algorithm keeps in addition
     """
 
     round: int
@@ -172,6 +179,7 @@ class ServerState:
     optimizer_steps: int = 0
     quiet_rounds: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -181,8 +189,9 @@ class ServerState:
     def is_finite(self) -> bool:
         """Whether all its numbers are finite: models, optimizer slots, statistics."""
         slots = (vector for vectors in self.optimizer.values() for vector in vectors.values())
-        vectors = [*self.models.values(), self.body, *slots, *self.numbers.values()]
-        return finite(vectors) and all(record.is_finite() for record in self.clients.values())
+        vectors = [*self.models.values(), self.body, *slots, *self.arrays.values()]
+        numbers = [*vectors, *self.numbers.values()]
+        return finite(numbers) and all(record.is_finite() for record in self.clients.values())
 
     def reported(self) -> dict[str, ClientRecord]:
         """The clients that have sent counts at least once."""

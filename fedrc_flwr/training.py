@@ -64,6 +64,18 @@ def log_probabilities(bank: ModelBank, inputs: Tensor, clusters: int) -> Tensor:
     return functional.log_softmax(torch.cat(parts), dim=-1)
 
 
+@torch.no_grad()
+def features(bank: ModelBank, inputs: Tensor) -> Floats:
+    """The first cluster's penultimate features, (N, D), each sample's scaled to unit length."""
+    bank.train_mode(False)
+    parts = []
+    with bank.precision():
+        for batch in torch.split(inputs, EVALUATION_BATCH):
+            values, _ = next(iter(bank.features_and_logits(batch, [0])))
+            parts.append(functional.normalize(values.flatten(1).float(), dim=1))
+    return torch.cat(parts).double().cpu().numpy()
+
+
 def score(
     bank: ModelBank,
     inputs: Tensor,
@@ -182,28 +194,32 @@ def batch_gradients(
     bank: ModelBank,
     inputs: Tensor,
     labels: Tensor,
+    weights: Floats,
     settings: LocalSettings,
     rng: np.random.Generator,
 ) -> Iterator[Callable[[], Tensor]]:
     """For each batch, a function that computes the gradient at the first network's current values.
 
-    This is for algorithms with their own steps. The loss is the batch's mean, with weight decay and
-    FedDecorr if configured.
+    This is for algorithms with their own steps. The loss is the mean over a batch of each sample's
+    loss times its weight, with weight decay and FedDecorr if configured. ``weights`` : (N,)
     """
+    counts = torch.from_numpy(weights).to(bank.device, torch.float32)
     bank.train_mode(True)
     network = bank.units[0]
     for batch in shuffled_batches(len(labels), settings, rng, bank.batch_norm):
         rows = torch.from_numpy(batch).to(bank.device)
         batch_inputs, batch_labels = inputs[rows], labels[rows]
-        everything = torch.ones(len(rows), device=bank.device)
+        batch_weights = counts[rows]
 
         def gradient(
-            inputs: Tensor = batch_inputs, labels: Tensor = batch_labels, ones: Tensor = everything
+            inputs: Tensor = batch_inputs,
+            labels: Tensor = batch_labels,
+            weights: Tensor = batch_weights,
         ) -> Tensor:
             if bank.batch_norm:
                 bank.batch_statistics(len(labels) > 1)
             network.clear_gradient()
-            _backward(bank, inputs, labels, ones, 0, settings)
+            _backward(bank, inputs, labels, weights, 0, settings)
             return decay(network.gradient(), network.trainable, settings)
 
         yield gradient

@@ -1,15 +1,15 @@
 """Broadcasts and replies as Flower records, checked on arrival.
 
-Besides ``arrays``, this is the only module of the library that imports Flower. Every network is one
-flat vector, because in a deployment each array is a separate request. In half precision, parameters
-are divided by the largest of them and sent as float16, together with that scale. Running statistics
-are always sent as float32: rounding an update could make a variance negative, and a large variance
-would leave the parameters with few digits.
+Besides ``arrays`` and ``records``, this is the only module of the library that imports Flower.
+Every network is one flat vector, because in a deployment each array is a separate request. In half
+precision, parameters are divided by the largest of them and sent as float16, together with that
+scale. Running statistics are always sent as float32: rounding an update could make a variance
+negative, and a large variance would leave the parameters with few digits.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -18,15 +18,18 @@ from numpy.typing import NDArray
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
 from fedrc_flwr.arrays import VectorArray, checked_array, size_of, unpack
+from fedrc_flwr.discovery.fingerprint import MOST_FEATURES
+from fedrc_flwr.em import Floats
+from fedrc_flwr.engine.admission import VERSION, Refusal, same_minor
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.metrics import Evaluation, Tally
+from fedrc_flwr.records import SCHEMA, checked_config, record_of, sample_count, statistic
 from fedrc_flwr.state import Membership
 
-R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
-
-SCHEMA = 2
 ENROL = "query.enrol"
+YARDSTICK = -2  # key of the network that fingerprints are taken with
 STATISTICS = "-statistics"  # suffix of an array's running statistics, which are sent separately
 
 
@@ -36,6 +39,8 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
     vectors = dict(zip(membership.clusters, broadcast.models, strict=True))
     if broadcast.body is not None:
         vectors[BODY] = broadcast.body
+    if broadcast.yardstick is not None:
+        vectors[YARDSTICK] = broadcast.yardstick
     models, scales = _packed(vectors, broadcast, half)
     config = ConfigRecord(
         {
@@ -45,10 +50,14 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
             "exponent": broadcast.phase.exponent,
             "pooled": broadcast.phase.pooled,
             "prior": broadcast.phase.prior,
+            "compares": broadcast.phase.compares,
+            "measures": broadcast.phase.measures,
+            "listens": broadcast.phase.listens,
             "clusters": list(membership.clusters),
             "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
             "parameters": broadcast.parameters,
             "body-parameters": broadcast.body_parameters,
+            "assigned": broadcast.assigned,
             **scales,
         }
     )
@@ -61,20 +70,14 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
     )
 
 
-def addressed(content: RecordDict, assigned: int) -> RecordDict:
-    """A broadcast for one client with its assigned cluster; the arrays are shared."""
-    config = ConfigRecord({**_record(content, "broadcast", ConfigRecord), "assigned": assigned})
-    return RecordDict({**content, "broadcast": config})
-
-
 def models_of(content: RecordDict) -> ArrayRecord:
     """The networks of a broadcast."""
-    return _record(content, "models", ArrayRecord)
+    return record_of(content, "models", ArrayRecord)
 
 
 def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
     """The inverse of ``encode_broadcast``; refuses another schema or another network."""
-    config = _checked_config(content, "broadcast")
+    config = checked_config(content, "broadcast")
     if config["layout"] != layout:
         raise WireError(
             "the server's network differs from this client's: check that both run the same "
@@ -95,9 +98,13 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         body=models.get(body),
         parameters=_ints(config, "parameters")[0],
         body_parameters=_ints(config, "body-parameters")[0],
-        label_prior=unpack(_record(content, "statistics", ArrayRecord)["label-prior"]),
-        phase=Phase(float(str(config["exponent"])), bool(config["pooled"]), bool(config["prior"])),
-        assigned=_ints(config, "assigned")[0] if "assigned" in config else -1,
+        label_prior=unpack(record_of(content, "statistics", ArrayRecord)["label-prior"]),
+        phase=Phase(
+            float(str(config["exponent"])),
+            *(bool(config[n]) for n in ("pooled", "prior", "compares", "measures", "listens")),
+        ),
+        assigned=_ints(config, "assigned")[0],
+        yardstick=models.get(_array_name(YARDSTICK)),
     )
 
 
@@ -112,6 +119,9 @@ def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> Reco
     statistics = {"label-counts": Array(reply.label_counts)}
     if reply.cross_losses is not None:
         statistics["cross-losses"] = Array(reply.cross_losses)
+    if reply.fingerprint is not None and reply.scatter is not None:
+        statistics["fingerprint"] = Array(reply.fingerprint)
+        statistics["scatter"] = Array(reply.scatter)
     config: dict[str, Any] = {
         "schema": SCHEMA,
         "round": broadcast.round,
@@ -130,12 +140,12 @@ def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> Reco
     )
 
 
-def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge: bool) -> Reply:
+def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Reply:
     """A client's reply, refused unless every number of it fits the broadcast it answers."""
-    config = _checked_config(content, "reply")
+    config = checked_config(content, "reply")
     if config.get("round") != broadcast.round:
         raise WireError(f"answers round {config.get('round')!r}, expected {broadcast.round}")
-    samples = _sample_count(config.get("samples"))
+    samples = sample_count(config.get("samples"))
     noise, releases = config.get("noise"), config.get("releases")
     if (
         not isinstance(noise, float)
@@ -152,7 +162,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
     if broadcast.body is not None:
         sizes[_array_name(BODY)] = (BODY, broadcast.body_parameters, len(broadcast.body))
     deltas: dict[int, Vector] = {}
-    arrays = _record(content, "deltas", ArrayRecord)
+    arrays = record_of(content, "deltas", ArrayRecord)
     for name in arrays:
         whole = name.removesuffix(STATISTICS)
         if whole not in sizes or whole not in arrays:
@@ -160,42 +170,81 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int, merge:
         if name == whole:
             position, parameters, size = sizes[name]
             deltas[position] = _checked_update(arrays, name, parameters, size, config)
-    statistics = _record(content, "statistics", ArrayRecord)
+    statistics = record_of(content, "statistics", ArrayRecord)
     shape = (len(clusters), classes)
-    counts = _statistic(statistics, "label-counts", shape)
-    table = _statistic(statistics, "cross-losses", (len(clusters),) * 2) if merge else None
+    counts = statistic(statistics, "label-counts", shape)
+    compares = broadcast.phase.compares
+    table = statistic(statistics, "cross-losses", (len(clusters),) * 2) if compares else None
     metrics = decode_metrics(content)
     if missing := {"loss", "accuracy"} - set(metrics):
         raise WireError(f"lacks the metric {min(missing)!r}")
-    return Reply(samples, deltas, counts, table, noise, releases, metrics)
+    measured = _fingerprint(statistics, classes) if broadcast.phase.measures else (None, None)
+    return Reply(samples, deltas, counts, table, noise, releases, metrics, *measured)
 
 
-def encode_metrics(metrics: dict[str, float]) -> RecordDict:
-    """An evaluation's outcome as records."""
-    numbers: dict[str, Any] = dict(metrics)
-    return RecordDict({"reply": ConfigRecord({"schema": SCHEMA}), "metrics": MetricRecord(numbers)})
+def _fingerprint(statistics: ArrayRecord, classes: int) -> tuple[Floats, Floats]:
+    """A client's fingerprint (C, 1 + D) and scatter (D, D)."""
+    shape = tuple(statistics["scatter"].shape) if "scatter" in statistics else ()
+    if len(shape) != 2 or not 0 < shape[0] <= MOST_FEATURES or shape[0] != shape[1]:
+        raise WireError(f"a fingerprint was asked for; its scatter has the shape {shape}")
+    return (
+        statistic(statistics, "fingerprint", (classes, 1 + shape[0])),
+        statistic(statistics, "scatter", shape),
+    )
+
+
+def encode_evaluation(evaluation: Evaluation) -> RecordDict:
+    """What a client reports when it is evaluated, as records."""
+    numbers: dict[str, Any] = dict(evaluation.metrics)
+    content = RecordDict(
+        {"reply": ConfigRecord({"schema": SCHEMA}), "metrics": MetricRecord(numbers)}
+    )
+    if evaluation.tally is not None:
+        content["counts"] = ArrayRecord({"tally": Array(evaluation.tally.flat())})
+    return content
+
+
+def decode_evaluation(content: RecordDict, classes: int, clusters: int) -> Evaluation:
+    """A client's evaluation, refused unless its counts are those of its test samples."""
+    metrics = decode_metrics(content)
+    if "counts" not in content:
+        return Evaluation(metrics)
+    shape = (Tally.length(classes, clusters),)
+    counts = statistic(record_of(content, "counts", ArrayRecord), "tally", shape, np.uint32)
+    tally, samples = Tally.unflat(counts, classes, clusters), metrics.get("samples", 0.0)
+    if not tally.fits(samples):
+        raise WireError(f"counts of predictions are not those of its {samples:g} test samples")
+    return Evaluation(metrics, tally)
 
 
 def decode_metrics(content: RecordDict) -> dict[str, float]:
     """A client's metrics; all finite numbers."""
-    _checked_config(content, "reply")
+    checked_config(content, "reply")
     metrics: dict[str, float] = {}
-    for name, value in _record(content, "metrics", MetricRecord).items():
+    for name, value in record_of(content, "metrics", MetricRecord).items():
         if not isinstance(value, (int, float)) or not np.isfinite(value):
             raise WireError(f"metric {name!r} is {value!r}, expected a finite number")
         metrics[name] = float(value)
     return metrics
 
 
-def encode_enrolment(enrolment: Enrolment) -> RecordDict:
+def encode_enrolment(answer: Enrolment | Refusal) -> RecordDict:
     """A client's answer to the enrolment query."""
-    config = {"schema": SCHEMA, **vars(enrolment)}
-    return RecordDict({"enrolment": ConfigRecord(config)})
+    name = "enrolment" if isinstance(answer, Enrolment) else "refusal"
+    return RecordDict({name: ConfigRecord({"schema": SCHEMA, **vars(answer)})})
+
+
+def decode_refusal(content: RecordDict) -> Refusal | None:
+    """Why a client cannot take part, if that is its answer to the enrolment query."""
+    if "refusal" not in content:
+        return None
+    config = checked_config(content, "refusal")
+    return Refusal(**{k: str(config.get(k, ""))[:200] for k in Refusal.__dataclass_fields__})
 
 
 def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) -> Enrolment:
     """The inverse of ``encode_enrolment``; refuses a client that cannot take part."""
-    config = _checked_config(content, "enrolment")
+    config = checked_config(content, "enrolment")
     try:
         fields: dict[str, Any] = {k: config[k] for k in Enrolment.__dataclass_fields__}
     except KeyError as error:
@@ -205,7 +254,7 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
         raise WireError("enrolment has no name")
     if enrolment.role not in roles:
         raise WireError(f"role is {enrolment.role!r}, expected one of {', '.join(roles)}")
-    _sample_count(enrolment.samples)
+    sample_count(enrolment.samples)
     if enrolment.classes != classes:
         raise WireError(f"has {enrolment.classes} classes, this federation has {classes}")
     if not isinstance(enrolment.concept, int) or not isinstance(enrolment.style, str):
@@ -213,6 +262,8 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
             f"concept is {enrolment.concept!r} and style is {enrolment.style!r}, expected a whole "
             "number and text"
         )
+    if not isinstance(enrolment.version, str) or not same_minor(enrolment.version):
+        raise WireError(Refusal(enrolment.name, VERSION, version=str(enrolment.version)).reason())
     return enrolment
 
 
@@ -237,7 +288,8 @@ def _packed(
 
 
 def _parameters(broadcast: Broadcast, cluster: int) -> int:
-    return broadcast.body_parameters if cluster == BODY else broadcast.parameters
+    of_body = cluster == BODY or (cluster == YARDSTICK and broadcast.body is not None)
+    return broadcast.body_parameters if of_body else broadcast.parameters
 
 
 def _joined(parameters: Vector, statistics: Array | None) -> Vector:
@@ -285,43 +337,9 @@ def _scale_name(array_name: str) -> str:
 
 
 def _array_name(cluster: int) -> str:
-    return "body" if cluster == BODY else f"cluster-{cluster}"
+    return {BODY: "body", YARDSTICK: "yardstick"}.get(cluster, f"cluster-{cluster}")
 
 
 def _ints(config: ConfigRecord, name: str) -> list[int]:
     values = config[name]
     return [int(v) for v in (values if isinstance(values, list) else [values])]
-
-
-def _record(content: RecordDict, name: str, kind: type[R]) -> R:
-    """A record by name and kind.
-
-    ``content.array_records`` and the like are not used: each access creates a reference cycle that
-    keeps the message's networks until the next garbage collection.
-    """
-    record = content.get(name)
-    if not isinstance(record, kind):
-        raise WireError(f"has no {name!r} record")
-    return record
-
-
-def _checked_config(content: RecordDict, name: str) -> ConfigRecord:
-    config = _record(content, name, ConfigRecord)
-    if config.get("schema") != SCHEMA:
-        raise WireError(
-            f"speaks schema version {config.get('schema')!r}, this side speaks {SCHEMA}: run the "
-            "same version of fedrc-flwr on both sides"
-        )
-    return config
-
-
-def _sample_count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WireError(f"number of samples is {value!r}, expected a whole number from 1")
-    return value
-
-
-def _statistic(record: Any, name: str, shape: tuple[int, ...]) -> Any:
-    if name not in record:
-        raise WireError(f"has no {name!r}")
-    return checked_array(record[name], name, shape, np.float64)

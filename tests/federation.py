@@ -14,6 +14,7 @@ from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, Scenario
 from fedrc_flwr.engine.client import MemoryStates
 from fedrc_flwr.engine.in_process import participants
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientRecord, ClientState, ServerState
 
@@ -58,15 +59,15 @@ class Federation:
         """One round of all training clients, or of those named."""
         number = self.state.round + 1
         broadcast = self.algorithm.broadcast(self.state, number, self.scenario.classes)
-        result = self.algorithm.begin_round()
+        result = self.algorithm.begin_round(self.state)
         self.replies = {}
         for client in self.clients:
             if client.role != "train" or (names is not None and client.name not in names):
                 continue
             state = self.client_states.get(client.name) or ClientState.start(self.state.clusters)
-            reply, state = self.algorithm.train(
-                self.addressed(broadcast, client), state, self.runtime(client, number)
-            )
+            own = self.addressed(broadcast, client, training=True)
+            reply, state = self.algorithm.train(own, state, self.runtime(client, number))
+            reply = reply.widened(own.membership, broadcast.membership)
             self.client_states[client.name] = state
             self.replies[client.name] = reply
             self.algorithm.receive(self.state, result, client.name, reply)
@@ -74,14 +75,19 @@ class Federation:
         self.train_loss = np.mean([m["loss"] for m in result.metrics.values()])
         return report
 
-    def addressed(self, broadcast: Broadcast, client: ClientData) -> Broadcast:
-        return replace(broadcast, assigned=self.algorithm.assigned(self.state, client.name))
+    def addressed(self, broadcast: Broadcast, client: ClientData, training: bool) -> Broadcast:
+        return self.algorithm.addressed(self.state, broadcast, client.name, training)
 
     def evaluate(self) -> dict[str, dict[str, float]]:
+        return {name: evaluation.metrics for name, evaluation in self.evaluations().items()}
+
+    def evaluations(self) -> dict[str, Evaluation]:
         broadcast = self.algorithm.broadcast(self.state, self.state.round, self.scenario.classes)
         return {
             c.name: self.algorithm.evaluate(
-                self.addressed(broadcast, c), self.client_states.get(c.name), self.runtime(c, 0)
+                self.addressed(broadcast, c, training=False),
+                self.client_states.get(c.name),
+                self.runtime(c, 0),
             )
             for c in self.clients
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from click.testing import Result
 from settings_of import dotted
 from typer.testing import CliRunner
 
-from fedrc_flwr import reference, simulation
-from fedrc_flwr.cli import FAILED, MISUSED, app
+from fedrc_flwr import __version__, config, reference, simulation
+from fedrc_flwr.cli import FAILED, MISUSED, STOPPED, app
 from fedrc_flwr.config import RunConfig, all_keys, load_config, recipe_names
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import write_json
@@ -77,7 +78,7 @@ def finished_run(directory: Path, **settings: Any) -> Path:
         (["--set", "no-such-key=1"], ["no-such-key"]),
         (["--set", "rouns=1"], ["'rouns'", "did you mean 'rounds'"]),
         (["--set", "learning-rate=1"], ["did you mean 'local.learning-rate'"]),
-        (["--set", "rounds=0"], ["rounds = 0", ">= 1"]),
+        (["--set", "rounds=0"], ["rounds = 0", "a whole number from 1 to 100000"]),
         (["--set", "rounds=many"], ["rounds = 'many'", "whole number"]),
         (["--set", "rounds=2", "--set", "fedrc.adaptive=perhaps"], ["fedrc.adaptive = 'perhaps'"]),
         (["--set", "rounds"], ["'rounds'", "key=value"]),
@@ -93,6 +94,9 @@ def finished_run(directory: Path, **settings: Any) -> Path:
         (["--resume"], ["--resume needs --output"]),
         (["--resume", "--output", "gone"], ["gone", "no run to resume"]),
         (["--from-round", "3"], ["--from-round needs --resume"]),
+        (["--output", "a", "--set", "run.name=b"], ["run.name: --output says where"]),
+        (["--output", "a", "--set", "run.output-dir=b"], ["run.output-dir: --output says where"]),
+        (["--engine", "in-process", "--cpus", "2"], ["--cpus 2: in process, one client computes"]),
         (["--set", "run.resume-round=3"], ["run.resume-round = 3", "run.resume = true"]),
     ],
     ids=lambda value: " ".join(value),
@@ -138,6 +142,45 @@ def test_output_that_is_a_file_is_refused_and_left_alone(
     assert str(output) in result.stderr
     assert fake.calls == []
     assert output.read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["compare", "--scenario", "digits"]])
+def test_output_below_a_file_is_refused(
+    fake: Simulation, tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text("precious")
+
+    result = fedrc(*command, "--output", str(file / "sub" / "run"))
+
+    assert result.exit_code == MISUSED
+    assert f"{file} is a file: give a new directory" in result.stderr
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("left", "taken"),
+    [
+        (["run.log"], True),
+        (["superlink.log", "summary.json", "clients"], True),
+        (["run.log", "thesis.tex"], False),
+        (["config.json"], False),
+        (["run.log", "checkpoints"], False),
+    ],
+)
+def test_directory_in_which_a_run_failed_to_start_can_be_used_again(
+    fake: Simulation, tmp_path: Path, left: list[str], taken: bool
+) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    for name in left:
+        (output / name).write_text("{}") if "." in name else (output / name).mkdir()
+
+    result = fedrc("simulate", "--output", str(output))
+
+    assert result.exit_code == (0 if taken else MISUSED), result.output
+    assert len(fake.calls) == taken
+    assert all((output / name).exists() != taken for name in left)
 
 
 @pytest.mark.parametrize("content", [b"", b"{torn", b"[1]", b"\xff\xfe"])
@@ -246,6 +289,22 @@ def test_without_output_the_directory_tells_what_ran(fake: Simulation) -> None:
     assert directory.name.startswith("digits-ifca-seed4-")
 
 
+@pytest.mark.parametrize(
+    ("settings", "directory"),
+    [
+        (["run.name=mine"], Path("outputs/mine")),
+        (["run.name=mine", "run.output-dir=there"], Path("there/mine")),
+    ],
+)
+def test_run_can_be_named_by_its_settings(
+    fake: Simulation, settings: list[str], directory: Path
+) -> None:
+    result = fedrc("simulate", *(part for text in settings for part in ("--set", text)))
+
+    assert result.exit_code == 0, result.output
+    assert fake.calls[0][1] == directory
+
+
 def test_empty_output_directory_is_taken(fake: Simulation, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
@@ -327,6 +386,22 @@ def test_run_that_failed_ends_with_1_and_says_how_to_go_on_where_it_can(
     assert (f"--output {output} --resume" in result.stderr) == checkpoints
 
 
+def test_run_that_was_stopped_ends_with_130(fake: Simulation, tmp_path: Path) -> None:
+    fake.outcome = Outcome(False, {"status": "stopped"}, "stopped by the user")
+
+    result = fedrc("simulate", "--output", str(tmp_path / "run"))
+
+    assert result.exit_code == STOPPED == 130
+
+
+def test_version_is_printed() -> None:
+    result = fedrc("--version")
+
+    assert (result.exit_code, result.stdout) == (0, f"fedrc-flwr {__version__}\n")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    assert project["project"]["version"] == __version__
+
+
 def rows(text: str) -> list[str]:
     """The keys of a printed table."""
     return re.findall(r"^\| `([a-z0-9.-]+)` \|", text, flags=re.MULTILINE)
@@ -368,6 +443,17 @@ def test_recipes_are_listed_with_what_they_are() -> None:
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == recipe_names()
     assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_recipe_without_a_description_is_listed_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bare.yaml").touch()
+    monkeypatch.setattr(config, "RECIPES", tmp_path)
+
+    result = fedrc("recipe", "list")
+
+    assert (result.exit_code, result.stdout) == (0, "bare\n")
 
 
 def test_config_written_by_a_run_is_the_configuration(tmp_path: Path) -> None:

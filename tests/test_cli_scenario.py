@@ -35,7 +35,7 @@ def test_show_prints_a_line_per_client_and_draws_the_picture(tmp_path: Path) -> 
     lines = result.stdout.splitlines()
     assert len(lines) == 1 + 5 + 3 + 1
     assert lines[1].startswith("client-0")
-    assert lines[-1].startswith("5 training clients with 1435 samples")
+    assert lines[-1].startswith("5 training clients with 1,435 samples")
     assert picture.stat().st_size > 1000
 
 
@@ -53,7 +53,7 @@ def test_show_takes_a_file(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere"], "no such scenario"),
-        (["digits", "--set", "data.clients=0"], "data.clients = 0"),
+        (["digits", "--set", "data.clients=-1"], "data.clients = -1"),
         (["digits", "--set", "data.dataset=gone.npz"], "gone.npz does not exist"),
         (["digits", "--output", "picture.pdf"], "expected the name of a .png file"),
         (["digits", "--output", "no-such-folder/picture.png"], "no-such-folder"),

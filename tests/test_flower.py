@@ -205,37 +205,19 @@ def test_the_status_is_empty_where_there_is_no_answer(
     assert flwr.calls == [["list", "fedrc", "--run-id", "7", "--format", "json"]]
 
 
-def test_nodes_are_listed(flwr: Flwr, control: Control) -> None:
-    nodes = [{"node-id": "1", "status": "online"}]
-    flwr.stdout = success(nodes=nodes)
-
-    assert control.nodes() == nodes
-    assert flwr.calls == [["supernode", "list", "fedrc", "--format", "json"]]
-
-
-def test_no_answer_is_not_taken_for_no_nodes(flwr: Flwr, control: Control) -> None:
-    flwr.stdout = success(nodes=[])
-    assert control.nodes() == []
-
-    flwr.stdout = FAILURE
-
-    with pytest.raises(RunError, match="the nodes cannot be listed: no such thing"):
-        control.nodes()
-
-
 def test_nodes_are_let_in_and_shut_out(flwr: Flwr, control: Control, tmp_path: Path) -> None:
     flwr.stdout = success(**{"node-id": "9"})
 
-    let_in = control.register(tmp_path / "node.key.pub")
+    let_in = control.register(tmp_path / "node.key.pub", "hospital-a")
     flwr.stdout = FAILURE
     shut_out = control.unregister("9")
 
     assert let_in == {"success": True, "node-id": "9"}
     assert shut_out == {"success": False, "error-message": "no such thing"}
-    assert [call[:4] for call in flwr.calls] == [
-        ["supernode", "register", str(tmp_path / "node.key.pub"), "fedrc"],
-        ["supernode", "unregister", "9", "fedrc"],
-    ]
+    register, unregister = flwr.calls
+    key = str(tmp_path / "node.key.pub")
+    assert register[:6] == ["supernode", "register", key, "fedrc", "--name", "hospital-a"]
+    assert unregister[:4] == ["supernode", "unregister", "9", "fedrc"]
 
 
 def test_the_log_is_what_flower_shows(flwr: Flwr, control: Control) -> None:

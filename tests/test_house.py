@@ -101,19 +101,22 @@ def test_only_what_travels_knows_flower() -> None:
             )
         }
         if name.startswith("fedrc_flwr") and "flwr" in words:
-            assert name in ("fedrc_flwr.wire", "fedrc_flwr.arrays")
+            assert name in ("fedrc_flwr.wire", "fedrc_flwr.arrays", "fedrc_flwr.records")
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
 def homes() -> dict[str, dict[str, set[str]]]:
-    """By section (``own``: any algorithm's) and field: the modules that may read the setting."""
+    """By section and field: the modules that may read the setting.
+
+    All algorithms' sections are one, ``algorithm_settings``.
+    """
     found: dict[str, dict[str, set[str]]] = {}
     for name, section in all_sections().items():
         if not name:
             continue
-        fields = found.setdefault(name if name in SECTIONS else "own", {})
+        fields = found.setdefault(name if name in SECTIONS else "algorithm_settings", {})
         for field in dataclasses.fields(section):
             owner = next(
                 c for c in section.__mro__ if field.name in vars(c).get("__annotations__", {})
@@ -165,14 +168,15 @@ def at_home(name: str, home: str) -> bool:
 
 def test_homes_of_the_settings_are_known() -> None:
     assert HOMES["local"]["epochs"] == {"fedrc_flwr.sgd"}
-    assert HOMES["own"]["clusters"] == {
+    assert HOMES["algorithm_settings"]["clusters"] == {
         "fedrc_flwr.algorithms.settings", "fedrc_flwr.algorithms.cfl",
     }  # fmt: skip
-    assert HOMES["own"]["merge"] == {"fedrc_flwr.adaptive"}
+    assert HOMES["algorithm_settings"]["merge"] == {"fedrc_flwr.adaptive"}
 
 
-@pytest.mark.parametrize("text", ["config.local.epochs", "self.local.epochs", "own.merge",
-                                  "self.settings.clusters", "settings.window"])  # fmt: skip
+@pytest.mark.parametrize("text", ["config.local.epochs", "self.local.epochs",
+                                  "algorithm_settings.merge", "self.settings.clusters",
+                                  "settings.window"])  # fmt: skip
 def test_setting_that_is_read_elsewhere_is_noticed(text: str) -> None:
     assert list(read_elsewhere("fedrc_flwr.elsewhere", ast.parse(text)))
 

@@ -234,3 +234,24 @@ def test_no_epsilon_is_claimed_where_nothing_bounds_it(clients, clip):
     spent = [settings.cost(*client) for client in clients]
 
     assert privacy.largest_epsilon(spent, settings) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "noise", "own", "own_noise", "sent"),
+    [
+        ("without-noise", 0.0, None, None, True),
+        ("without-noise", 5.0, None, None, False),
+        ("without-noise", 5.0, None, 0.0, True),
+        ("always", 5.0, None, None, True),
+        ("always", 0.0, None, 5.0, False),  # the run does not overrule a node that asks for noise
+        ("always", 0.0, "never", None, False),
+        ("never", 0.0, None, None, False),
+        ("never", 0.0, "always", 5.0, True),
+    ],
+)
+def test_who_sends_counts_of_predictions(
+    run: str, noise: float, own: str | None, own_noise: float | None, sent: bool
+) -> None:
+    settings = PrivacySettings(count_noise=noise, confusion=run)
+
+    assert settings.sends_confusion(own, own_noise) == sent

@@ -72,6 +72,7 @@ def column(responsibilities, k):
 @pytest.mark.parametrize(
     ("samples", "batch_size", "epochs"),
     [
+        (0, 16, 5),
         (1, 16, 5),  # never less than 16 a step, never more than 5 epochs
         (64, 16, 5),  # 20 * 16 / 64 = 5
         (100, 16, 3),  # 320 / 100 = 3.2
@@ -531,7 +532,7 @@ def test_skipping_a_cluster_changes_the_aggregate_by_less_than_the_threshold(key
 
         # Execute
         reply, after = algorithm.train(algorithm.broadcast(state, 1, 10), remembered, runtime)
-        result = algorithm.begin_round()
+        result = algorithm.begin_round(state)
         algorithm.receive(state, result, "one", reply)
         return reply, after, algorithm.end_round(state, result, 1)[0].models
 

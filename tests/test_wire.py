@@ -8,6 +8,7 @@ import io
 import math
 import pickle
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
 from fedrc_flwr.arrays import VectorArray
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
+from fedrc_flwr.metrics import BINS, Evaluation, Tally
+from fedrc_flwr.records import SCHEMA
 from fedrc_flwr.state import Membership
 
 CLASSES = 3
@@ -44,7 +47,7 @@ def make_broadcast(
         parameters=PARAMETERS,
         body_parameters=8,
         label_prior=rng.random((2, CLASSES)),
-        phase=phase or Phase(exponent=0.1 + 0.2),
+        phase=phase or Phase(exponent=0.1 + 0.2, compares=True),
     )
 
 
@@ -98,7 +101,7 @@ def good_content() -> RecordDict:
 
 
 def decode(content: RecordDict) -> Reply:
-    return wire.decode_reply(content, make_broadcast(), CLASSES, merge=True)
+    return wire.decode_reply(content, make_broadcast(), CLASSES)
 
 
 def with_array(record: str, name: str, array: Array) -> RecordDict:
@@ -173,8 +176,8 @@ def test_a_message_that_was_read_holds_its_networks_no_longer():
     gc.disable()
     try:
         wire.payload(down)
-        wire.decode_broadcast(wire.addressed(down, 3), "layout")
-        wire.decode_reply(up, broadcast, CLASSES, merge=True)
+        wire.decode_broadcast(down, "layout")
+        wire.decode_reply(up, broadcast, CLASSES)
         del down, up
         assert [network() for network in networks] == [None] * 4
     finally:
@@ -219,7 +222,7 @@ def test_half_precision_halves_the_bytes_and_keeps_three_digits(body):
     down = travel(wire.encode_broadcast(sent, "layout", half=True))
     up = travel(wire.encode_reply(reply, sent, half=True))
     arrived = wire.decode_broadcast(down, "layout")
-    answer = wire.decode_reply(up, sent, CLASSES, merge=True)
+    answer = wire.decode_reply(up, sent, CLASSES)
 
     # Assert: parameters to three digits, statistics as they were
     for before, after in zip(sent.models, arrived.models, strict=True):
@@ -319,24 +322,56 @@ def test_what_a_round_is_arrives_with_the_broadcast(pooled: bool, prior: bool) -
     assert_same(wire.decode_broadcast(content, "layout").phase, phase)
 
 
-def test_an_addressed_broadcast_tells_one_client_its_cluster_and_shares_the_arrays() -> None:
-    content = wire.encode_broadcast(make_broadcast(False, {}), "layout")
+def test_a_broadcast_tells_a_client_its_cluster() -> None:
+    content = wire.encode_broadcast(replace(make_broadcast(False, {}), assigned=7), "layout")
 
-    addressed = wire.addressed(content, 7)
+    assert wire.decode_broadcast(travel(content), "layout").assigned == 7
 
-    assert wire.decode_broadcast(travel(addressed), "layout").assigned == 7
-    assert wire.decode_broadcast(travel(content), "layout").assigned == -1
-    assert addressed["models"] is content["models"]
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("body", [False, True])
+def test_a_yardstick_travels_beside_the_models(body: bool, half: bool) -> None:
+    broadcast = make_broadcast(body, phase=Phase(measures=True))
+    yardstick = broadcast.body if broadcast.body is not None else broadcast.models[1]
+
+    sent = replace(broadcast, yardstick=yardstick)
+    arrived = wire.decode_broadcast(
+        travel(wire.encode_broadcast(sent, "layout", half=half)), "layout"
+    )
+
+    assert arrived.phase.measures
+    assert arrived.yardstick is not None
+    np.testing.assert_allclose(arrived.yardstick, yardstick, atol=2e-3 if half else 0)
+
+
+def test_a_fingerprint_arrives_as_it_was_sent_and_is_refused_where_it_does_not_fit() -> None:
+    broadcast = make_broadcast(phase=Phase(compares=True, measures=True))
+    rng = np.random.default_rng(2)
+    reply = replace(make_reply(), fingerprint=rng.random((CLASSES, 6)), scatter=rng.random((5, 5)))
+
+    arrived = wire.decode_reply(travel(wire.encode_reply(reply, broadcast)), broadcast, CLASSES)
+
+    assert_same(arrived, reply)
+    for wrong in (
+        replace(reply, scatter=rng.random((5, 4))),
+        replace(reply, scatter=rng.random((65, 65))),
+        replace(reply, fingerprint=rng.random((CLASSES, 5))),
+        replace(reply, fingerprint=np.full((CLASSES, 6), np.nan)),
+        replace(reply, fingerprint=None),
+    ):
+        with pytest.raises(WireError):
+            wire.decode_reply(travel(wire.encode_reply(wrong, broadcast)), broadcast, CLASSES)
 
 
 @pytest.mark.parametrize("body", [True, False])
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize("positions", [(), (0,), (1,), (0, 1)])
 def test_reply_arrives_as_it_was_sent(body: bool, table: bool, positions: tuple[int, ...]) -> None:
-    broadcast, sent = make_broadcast(body), make_reply(body, table, positions)
+    broadcast = make_broadcast(body, phase=Phase(compares=table))
+    sent = make_reply(body, table, positions)
 
     content = travel(wire.encode_reply(sent, broadcast))
-    arrived = wire.decode_reply(content, broadcast, CLASSES, merge=table)
+    arrived = wire.decode_reply(content, broadcast, CLASSES)
 
     assert_same(arrived, sent)
 
@@ -350,7 +385,7 @@ def test_update_travels_under_its_clusters_id() -> None:
 def test_loss_table_that_nobody_asked_for_is_dropped() -> None:
     content = travel(wire.encode_reply(make_reply(table=True), make_broadcast()))
 
-    arrived = wire.decode_reply(content, make_broadcast(), CLASSES, merge=False)
+    arrived = wire.decode_reply(content, make_broadcast(phase=Phase()), CLASSES)
 
     assert arrived.cross_losses is None
 
@@ -358,9 +393,41 @@ def test_loss_table_that_nobody_asked_for_is_dropped() -> None:
 def test_metrics_arrive_as_they_were_sent() -> None:
     sent = {"accuracy": 0.1 + 0.2, "samples": 12.0}
 
-    arrived = wire.decode_metrics(travel(wire.encode_metrics(sent)))
+    arrived = wire.decode_evaluation(travel(wire.encode_evaluation(Evaluation(sent))), CLASSES, 2)
 
-    assert arrived == sent
+    assert arrived == Evaluation(sent)
+
+
+def tally_of(classes: int) -> Tally:
+    confusion = np.arange(classes**2).reshape(classes, classes)
+    scores = np.zeros((2, BINS), dtype=np.int64)
+    scores[1, 7] = confusion.sum()
+    return Tally(confusion, np.array([0, 4]), scores if classes == 2 else None)
+
+
+@pytest.mark.parametrize("classes", [2, CLASSES])
+def test_counts_of_predictions_arrive_in_one_array(classes: int) -> None:
+    sent = Evaluation({"samples": classes**2 * (classes**2 - 1) / 2}, tally_of(classes))
+
+    content = travel(wire.encode_evaluation(sent))
+    arrived = wire.decode_evaluation(content, classes, clusters=2)
+
+    assert list(content.array_records["counts"]) == ["tally"]
+    assert arrived.tally is not None
+    assert sent.tally is not None
+    for name, value in vars(sent.tally).items():
+        np.testing.assert_array_equal(getattr(arrived.tally, name), value)
+
+
+@pytest.mark.parametrize(
+    ("samples", "clusters", "words"),
+    [(35.0, 2, "not those of its 35"), (3.0, 2, "not those of its 3"), (36.0, 3, "shape")],
+)
+def test_counts_that_do_not_fit_are_refused(samples: float, clusters: int, words: str) -> None:
+    content = wire.encode_evaluation(Evaluation({"samples": samples}, tally_of(CLASSES)))
+
+    with pytest.raises(WireError, match=words):
+        wire.decode_evaluation(travel(content), CLASSES, clusters)
 
 
 def test_enrolment_arrives_as_it_was_sent() -> None:
@@ -385,7 +452,7 @@ def test_broadcast_of_another_schema_is_refused() -> None:
     content = wire.encode_broadcast(make_broadcast(), "layout")
     content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 1})
 
-    with pytest.raises(WireError, match="schema version 1, this side speaks 2"):
+    with pytest.raises(WireError, match="schema version 1, this side speaks 3"):
         wire.decode_broadcast(content, "layout")
 
 
@@ -410,7 +477,7 @@ def assert_refused(content: RecordDict, *words: str) -> None:
     broadcast = make_broadcast()
     before = recorddict_to_proto(content).SerializeToString()
     with pytest.raises(WireError) as refusal:
-        wire.decode_reply(content, broadcast, CLASSES, merge=True)
+        wire.decode_reply(content, broadcast, CLASSES)
     for word in words:
         assert word in str(refusal.value)
     assert_same(broadcast, make_broadcast())
@@ -526,7 +593,7 @@ def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: i
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (with_config(schema=1), ("schema version 1", "speaks 2")),
+        (with_config(schema=1), ("schema version 1", "speaks 3")),
         (with_config(schema="2"), ("schema version '2'",)),
         (without("reply", "schema"), ("schema version None",)),
         (with_config(round=3), ("round 3", "expected 4")),
@@ -588,11 +655,11 @@ def test_metric_that_is_no_finite_number_is_refused(value: Any) -> None:
 
 
 def test_evaluation_of_another_schema_is_refused() -> None:
-    content = wire.encode_metrics({"accuracy": 1.0})
+    content = wire.encode_evaluation(Evaluation({"accuracy": 1.0}))
     content["reply"] = ConfigRecord({"schema": 0})
 
     with pytest.raises(WireError, match="schema version 0"):
-        wire.decode_metrics(content)
+        wire.decode_evaluation(content, CLASSES, 2)
 
 
 # --- enrolments that the server refuses ---------------------------------------------------------
@@ -619,7 +686,7 @@ ENROLMENT = Enrolment("ward", "train", samples=12, classes=CLASSES, concept=0, s
 )
 def test_enrolment_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     content = RecordDict(
-        {"enrolment": ConfigRecord({"schema": wire.SCHEMA, **vars(ENROLMENT), **change})}
+        {"enrolment": ConfigRecord({"schema": SCHEMA, **vars(ENROLMENT), **change})}
     )
 
     with pytest.raises(WireError, match=words):
@@ -629,7 +696,7 @@ def test_enrolment_that_does_not_fit_is_refused(change: dict[str, Any], words: s
 @pytest.mark.parametrize("missing", vars(ENROLMENT))
 def test_enrolment_without_one_of_its_parts_is_refused(missing: str) -> None:
     parts = {k: v for k, v in vars(ENROLMENT).items() if k != missing}
-    content = RecordDict({"enrolment": ConfigRecord({"schema": wire.SCHEMA, **parts})})
+    content = RecordDict({"enrolment": ConfigRecord({"schema": SCHEMA, **parts})})
 
     with pytest.raises(WireError, match=f"lacks '{missing}'"):
         wire.decode_enrolment(content, CLASSES, ROLES)

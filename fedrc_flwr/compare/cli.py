@@ -51,7 +51,10 @@ def compare(
         str, typer.Option(help="in-process, or flower: its simulation engine.")
     ] = "in-process",
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="How many clients compute at the same time (flower).")
+        int | None,
+        typer.Option(
+            min=1, help="With --engine flower: how many clients compute at the same time."
+        ),
     ] = None,
 ) -> None:
     """Run several algorithms on the same federation and put them side by side.
@@ -61,7 +64,7 @@ def compare(
     from fedrc_flwr.compare.plan import check, comparison_names, read_comparison, with_changes
     from fedrc_flwr.compare.runner import open_directory
     from fedrc_flwr.config import parse_setting
-    from fedrc_flwr.simulation import FLOWER, IN_PROCESS
+    from fedrc_flwr.simulation import check_engine
 
     if listed:
         for name in comparison_names():
@@ -78,8 +81,7 @@ def compare(
             given,
             scale,
         )
-        if engine not in (FLOWER, IN_PROCESS):
-            raise ConfigError(f"--engine {engine!r}: expected {IN_PROCESS} or {FLOWER}")
+        check_engine(engine, cpus)
         check(planned)
         for key in given:
             if rows := [name for name, own in planned.rows.items() if key in own]:

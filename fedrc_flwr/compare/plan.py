@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedrc_flwr import yaml_files
 from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.config import all_keys, load_config
 from fedrc_flwr.errors import ConfigError
@@ -111,23 +110,16 @@ def scaled(settings: Settings, scale: float) -> Settings:
 
 def comparison_names() -> list[str]:
     """The ready-made comparisons."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return yaml_files.names(FOLDER)
 
 
 def read_comparison(name_or_path: str) -> Comparison:
     """A ready-made comparison, or one from a file."""
-    given = Path(name_or_path)
-    path = given if given.suffix in (".yaml", ".yml") else FOLDER / f"{name_or_path}.yaml"
+    path, content = yaml_files.read("comparison", name_or_path, FOLDER)
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{name_or_path!r}: no such comparison; ready-made ones are "
-            f"{', '.join(comparison_names())}, or give the path of a .yaml file"
-        ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"comparison {path}: {error}") from None
-    return _parsed(content, path)
+        return _parsed(content, path.stem)
+    except ConfigError as error:
+        raise ConfigError(f"comparison file {path}: {error}") from None
 
 
 def of_scenario(scenario: str, algorithms: Iterable[str]) -> Comparison:
@@ -149,11 +141,15 @@ def check(comparison: Comparison) -> None:
         raise ConfigError(f"scale = {comparison.scale:g}: expected a number above 0, at most 1")
     if len(set(comparison.seeds)) < max(len(comparison.seeds), 1):
         raise ConfigError(f"seeds = {list(comparison.seeds)}: expected different whole numbers")
+    if len(set(comparison.rates)) < len(comparison.rates):
+        rates = ", ".join(f"{rate:g}" for rate in comparison.rates)
+        raise ConfigError(f"learning rates {rates}: expected different numbers")
     if not comparison.rows or not comparison.columns:
         raise ConfigError("a comparison needs at least one row and one column")
     folders = [cell.folder for cell in comparison.cells()]
     if len(set(folders)) < len(folders):
         raise ConfigError("two rows or two columns have names that differ in punctuation alone")
+    _refuse_overridden(comparison)
     for cell in comparison.cells():
         load_config(cell.settings)
     for column in comparison.columns:
@@ -162,6 +158,24 @@ def check(comparison: Comparison) -> None:
                 config = load_config(cell.settings)
                 scenario_of(config.data, config.seed).client(0)
                 break
+
+
+def _refuse_overridden(comparison: Comparison) -> None:
+    """Refuse settings that the comparison itself decides."""
+    decided = {
+        "seed": "a comparison has seeds: give them with --seeds",
+        "run.name": "a comparison names its runs itself: give its directory with --output",
+        "run.output-dir": "a comparison has a directory for all its runs: give it with --output",
+    }
+    if comparison.rates:
+        rates = ", ".join(f"{rate:g}" for rate in comparison.rates)
+        decided["local.learning-rate"] = (
+            f"this comparison tries the learning rates {rates}: give others with --learning-rates"
+        )
+    tables = (comparison.settings, *comparison.rows.values(), *comparison.columns.values())
+    for name, reason in decided.items():
+        if any(name in table for table in tables):
+            raise ConfigError(f"{name}: {reason}")
 
 
 def with_changes(
@@ -181,26 +195,47 @@ def with_changes(
     )
 
 
-def _parsed(content: Any, path: Path) -> Comparison:
+def _parsed(content: Settings, stem: str) -> Comparison:
     known = {"title", "rows", "columns", "seeds", "learning-rates", "set", "scale"}
-    if not isinstance(content, dict) or not set(content) <= known:
-        raise ConfigError(f"comparison {path}: expected the keys {', '.join(sorted(known))}")
+    if unknown := sorted(set(content) - known):
+        raise ConfigError(f"unknown key {unknown[0]!r}: expected {', '.join(sorted(known))}")
     for name in ("rows", "columns"):
-        table = content.get(name)
-        if not isinstance(table, dict) or not all(isinstance(v, dict) for v in table.values()):
-            raise ConfigError(f"comparison {path}: {name}: expected names with run-config keys")
-    try:
-        return Comparison(
-            title=str(content.get("title", path.stem)),
-            rows={str(k): flattened(v) for k, v in content["rows"].items()},
-            columns={str(k): flattened(v) for k, v in content["columns"].items()},
-            seeds=tuple(int(seed) for seed in content.get("seeds", (0,))),
-            rates=tuple(float(rate) for rate in content.get("learning-rates", ())),
-            settings=flattened(content.get("set") or {}),
-            scale=float(content.get("scale", 1.0)),
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"comparison {path}: {error}") from None
+        if not isinstance(content.get(name), dict):
+            raise ConfigError(f"{name}: expected names, each with its settings")
+    scale = content.get("scale", 1.0)
+    if not _is_number(scale):
+        raise ConfigError(f"scale = {scale!r}: expected a number above 0 and at most 1")
+    return Comparison(
+        title=str(content.get("title", stem)),
+        rows={str(k): _table(f"rows: {k}", v) for k, v in content["rows"].items()},
+        columns={str(k): _table(f"columns: {k}", v) for k, v in content["columns"].items()},
+        seeds=tuple(_list(content, "seeds", [0], int, "whole numbers, such as [0, 1, 2]")),
+        rates=tuple(
+            float(rate)
+            for rate in _list(content, "learning-rates", [], float, "numbers, such as [0.03, 0.1]")
+        ),
+        settings=_table("set", content.get("set") or {}),
+        scale=float(scale),
+    )
+
+
+def _table(where: str, value: Any) -> Settings:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} = {value!r}: expected settings, such as {{rounds: 20}}")
+    return flattened(value)
+
+
+def _list(content: Settings, name: str, otherwise: list[Any], kind: type, words: str) -> list[Any]:
+    value = content.get(name, otherwise)
+    if not isinstance(value, list) or not all(
+        _is_number(part) and (kind is float or part == int(part)) for part in value
+    ):
+        raise ConfigError(f"{name} = {value!r}: expected a list of {words}")
+    return [kind(part) for part in value]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _slug(text: str) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
 from fedrc_flwr.compare.results import Figures
+from fedrc_flwr.report.bar import Bar
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.words import counted
 
 
-class Progress:
+class Progress(Bar):
     """Plain lines where there is no terminal.
 
     Parameters
@@ -22,34 +22,8 @@ class Progress:
     """
 
     def __init__(self, rounds: list[int], console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        super().__init__(sum(rounds), console, TaskProgressColumn(), TimeRemainingColumn())
         self._rounds = rounds
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=sum(rounds))
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        self.console.print(text, soft_wrap=True, markup=False)
 
     def skip(self, number: int, name: str) -> None:
         """A run that is already finished."""
@@ -78,7 +52,7 @@ class Progress:
             return
         self.say(
             f"{place} {name}: local {found.local:.3f}  global {found.world:.3f}  "
-            f"ARI {found.rand:.3f}  {found.clusters} clusters  {seconds:.0f} s"
+            f"ARI {found.rand:.3f}  {counted(found.clusters, 'cluster')}  {seconds:.0f} s"
         )
 
     def _place(self, number: int) -> str:
@@ -86,5 +60,4 @@ class Progress:
         return f"[{number + 1:>{width}}/{len(self._rounds)}]"
 
     def _at(self, number: int, round_number: int, name: str) -> None:
-        done = sum(self._rounds[:number]) + round_number
-        self._bar.update(self._task, completed=done, description=name)
+        self.move(sum(self._rounds[:number]) + round_number, name)

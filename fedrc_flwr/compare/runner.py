@@ -9,6 +9,7 @@ from pathlib import Path
 from fedrc_flwr.checkpoint import has_checkpoint
 from fedrc_flwr.compare.plan import Cell, Comparison
 from fedrc_flwr.config import load_config
+from fedrc_flwr.engine.directory import check_place
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import SUMMARY, Event, plain, read_json, write_json
 from fedrc_flwr.simulation import Outcome, run_here
@@ -24,8 +25,7 @@ class Stopped(Exception):
 def open_directory(directory: Path, comparison: Comparison) -> None:
     """Make the comparison's directory, or continue in it; refuse that of another comparison."""
     plan = directory / PLAN
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file: give a directory")
+    check_place(directory)
     if plan.exists():
         if read_json(plan) != plain(comparison.to_json()):
             raise ConfigError(

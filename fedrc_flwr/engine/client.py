@@ -27,6 +27,7 @@ from fedrc_flwr.checkpoint import (
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, scenario_of
 from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
 from fedrc_flwr.state import ClientState
 
@@ -123,6 +124,7 @@ class Participant:
     Parameters
     ----------
     noise : standard deviation of the noise that it adds to its statistics
+    confusion : whether it sends counts of its predictions when it is evaluated
     """
 
     algorithm: ClusteredAlgorithm
@@ -130,6 +132,7 @@ class Participant:
     bank: ModelBank
     states: States
     noise: float
+    confusion: bool
     seed: int
 
     def enrolment(self) -> Enrolment:
@@ -159,8 +162,8 @@ class Participant:
         reply.metrics["seconds"] = time.time() - received
         return reply, state
 
-    def evaluate(self, broadcast: Broadcast) -> dict[str, float]:
-        """Accuracy of the broadcast models on this client's test part."""
+    def evaluate(self, broadcast: Broadcast) -> Evaluation:
+        """How well the broadcast models do on this client's test part."""
         state = self.states.load(before_round=broadcast.round + 1)
         return self.algorithm.evaluate(broadcast, state, self.runtime(broadcast.round))
 
@@ -175,5 +178,6 @@ class Participant:
             test=data.test,
             classes=data.classes,
             noise=self.noise,
+            confusion=self.confusion,
             rng=np.random.default_rng([self.seed, round_number, zlib.crc32(data.name.encode())]),
         )

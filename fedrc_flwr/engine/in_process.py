@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,9 +24,12 @@ from fedrc_flwr.engine.client import (
     build_bank,
     state_folder,
 )
+from fedrc_flwr.engine.directory import client_states
 from fedrc_flwr.engine.rounds import Enrolment, Rounds
-from fedrc_flwr.engine.run import Event, Run, initial_models
+from fedrc_flwr.engine.run import Run, initial_models
 from fedrc_flwr.errors import FedRCError
+from fedrc_flwr.metrics import Evaluation
+from fedrc_flwr.report.log import Event
 
 #: Numbers of a network below which one thread is faster than several.
 SMALL_NETWORK = 1_000_000
@@ -56,37 +58,40 @@ class InProcess:
         """Train one client after the other."""
         broadcast = self._received(broadcast)
         for name in names:
-            participant = self.participants[name]
-            self._down += broadcast.nbytes() // (2 if self._half else 1)
+            participant, own = self.participants[name], self._addressed(broadcast, name, True)
             try:
-                reply, state = participant.train(self._addressed(broadcast, name), time.time())
+                reply, state = participant.train(own, time.time())
             except FedRCError as error:
                 self._failed(name, error)
                 continue
             self._up += reply.nbytes() // (2 if self._half else 1)
-            yield name, self._rounded(reply, broadcast)
+            reply = self._rounded(reply, own)
+            yield name, reply.widened(own.membership, broadcast.membership)
             participant.states.save(state)
 
-    def evaluate(
-        self, names: list[str], broadcast: Broadcast
-    ) -> Iterator[tuple[str, dict[str, float]]]:
+    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Evaluation]]:
         """Evaluate one client after the other."""
         broadcast = self._received(broadcast)
         for name in names:
-            self._down += broadcast.nbytes() // (2 if self._half else 1)
+            own = self._addressed(broadcast, name, False)
             try:
-                yield name, self.participants[name].evaluate(self._addressed(broadcast, name))
+                evaluation = self.participants[name].evaluate(own)
             except FedRCError as error:
                 self._failed(name, error)
+                continue
+            self._up += 0 if evaluation.tally is None else evaluation.tally.flat().nbytes
+            yield name, evaluation.widened(own.membership.clusters, broadcast.membership.clusters)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of the arrays that would have travelled since the last call."""
         down, up, self._down, self._up = self._down, self._up, 0, 0
         return down, up
 
-    def _addressed(self, broadcast: Broadcast, name: str) -> Broadcast:
-        assigned = self._rounds.algorithm.assigned(self._rounds.state, name)
-        return replace(broadcast, assigned=assigned)
+    def _addressed(self, broadcast: Broadcast, name: str, training: bool) -> Broadcast:
+        rounds = self._rounds
+        own = rounds.algorithm.addressed(rounds.state, broadcast, name, training)
+        self._down += own.nbytes() // (2 if self._half else 1)
+        return own
 
     def _received(self, broadcast: Broadcast) -> Broadcast:
         """What clients would receive: rounded where networks travel in half precision."""
@@ -103,8 +108,7 @@ class InProcess:
         from fedrc_flwr import wire
 
         content = wire.encode_reply(reply, broadcast, half=True)
-        rounds = self._rounds
-        return wire.decode_reply(content, broadcast, rounds.classes, rounds.algorithm.sends_losses)
+        return wire.decode_reply(content, broadcast, self._rounds.classes)
 
     def _failed(self, name: str, error: Exception) -> None:
         self._rounds.fail(name, f"{type(error).__name__}: {error}")
@@ -119,7 +123,9 @@ def participants(
     chosen = list(clients) or [scenario.client(index) for index in range(len(scenario))]
     for data in chosen:
         noise = config.privacy.noise_of(None)
-        yield Participant(algorithm, data, bank, states(data.name), noise, config.seed)
+        confusion = config.privacy.sends_confusion(None, None)
+        kept = states(data.name)
+        yield Participant(algorithm, data, bank, kept, noise, confusion, config.seed)
 
 
 def in_memory(config: RunConfig, clients: Iterable[ClientData] = ()) -> tuple[Rounds, InProcess]:
@@ -136,16 +142,15 @@ def run_in_process(
     config: RunConfig, directory: Path, on_event: Callable[[Event], None] = lambda event: None
 ) -> Event:
     """Run a configuration with its results in ``directory`` and return the summary."""
-    choose_device(config.run.device_of(None))  # refused before anything is written
-    run = Run(config, directory)
-    keep = run.outputs.settings.states_to_keep()
-    folder = directory / "clients"
+    folder, keep = client_states(directory), config.run.states_to_keep()
 
     def states(name: str) -> States:
         # All clients are lost together with the server: its own checkpoint is what must last.
         return DiskStates(state_folder(folder, directory.name, name), keep, durable=False)
 
-    carrier = InProcess(participants(config, states), run.rounds)
+    clients = list(participants(config, states))  # what cannot run writes nothing
+    run = Run(config, directory)
+    carrier = InProcess(clients, run.rounds)
     with _threads(run.rounds):
         return run.go(carrier, lambda: run.rounds.enrol(carrier.refresh()), on_event)
 

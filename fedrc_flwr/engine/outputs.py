@@ -20,13 +20,28 @@ from fedrc_flwr.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from fedrc_flwr.engine.directory import RUN_LOG
 from fedrc_flwr.errors import CheckpointError, ConfigError
 from fedrc_flwr.report.figures import draw_mixture_weights
-from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, MetricsLog, read_events, write_json
+from fedrc_flwr.report.headline import headline
+from fedrc_flwr.report.history import history
+from fedrc_flwr.report.log import (
+    CONFIG,
+    EVALUATION,
+    METRICS,
+    SUMMARY,
+    MetricsLog,
+    read_events,
+    read_json,
+    write_json,
+)
 from fedrc_flwr.report.loggers import LOGGERS, Loggers
+from fedrc_flwr.report.population import population
 from fedrc_flwr.report.summary import summarise
+from fedrc_flwr.report.tallies import recorded_tallies
 from fedrc_flwr.settings import Scalar, key
 from fedrc_flwr.state import ServerState
+from fedrc_flwr.words import counted
 
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
 
@@ -132,8 +147,7 @@ class RunSettings:
 
     def directory(self, scenario: str, algorithm: str, seed: int) -> Path:
         """The run's directory: the named one, or a new one."""
-        name = self.name or new_name(scenario, algorithm, seed)
-        return (Path(self.output_dir) / name).resolve()
+        return Path(self.output_dir) / (self.name or new_name(scenario, algorithm, seed))
 
 
 def new_name(scenario: str, algorithm: str, seed: int) -> str:
@@ -176,7 +190,7 @@ class Outputs:
                 f"{directory} holds a run already: choose another run.name, or set run.resume"
             )
         self._metrics = MetricsLog(directory)
-        self._handler = logging.FileHandler(directory / "run.log", encoding="utf-8")
+        self._handler = logging.FileHandler(directory / RUN_LOG, encoding="utf-8")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(self._handler)
         if log.level == logging.NOTSET:
@@ -202,10 +216,12 @@ class Outputs:
                 f"{self.recorded['model.network']!r} of this configuration"
             )
         self._metrics.rewind(checkpoint.state.round)
+        if read_json(self.directory / EVALUATION).get("round", 0) > checkpoint.state.round:
+            (self.directory / EVALUATION).unlink()
         events = read_events(self.directory / METRICS)
         self._seconds_before = max((e.get("elapsed", 0.0) for e in events), default=0.0)
         for event in events:
-            self._note(event)
+            self._remember(event)
         log.info("resuming after round %s", checkpoint.state.round)
         return checkpoint.state
 
@@ -215,12 +231,19 @@ class Outputs:
         log.info("results go to %s", self.directory)
         self._loggers.start(self.recorded, self.directory, first_round)
 
+    def note(self, event: dict[str, Any]) -> None:
+        """Log something that happened between rounds."""
+        self._metrics.append(event)
+
     def round_done(self, state: ServerState, metrics: dict[str, Any]) -> dict[str, Any]:
         """Log, then checkpoint; returns what was logged.
 
         If it crashes in between, the extra line is removed on resuming.
         """
-        self._note(metrics)
+        self._remember(metrics)
+        tallies = metrics.pop("tallies", {})
+        if tallies:
+            write_json(self.directory / EVALUATION, recorded_tallies(state, tallies))
         event = {
             "event": "round",
             **metrics,
@@ -229,11 +252,8 @@ class Outputs:
         }
         self._metrics.append(event)
         self._loggers.round(event)
-        network = self.network
-        checkpoint = Checkpoint(
-            state, self.recorded, network.input_shape, network.classes, network.layout
-        )
-        save_checkpoint(self.directory / CHECKPOINTS, checkpoint, self.settings.keep_checkpoints)
+        keep = self.settings.keep_checkpoints
+        save_checkpoint(self.directory / CHECKPOINTS, self._checkpoint(state), keep)
         wanted = self.settings.resume_round
         if wanted and state.round == wanted + 1:
             # The run has gone back; from now on, resuming continues after its last round.
@@ -244,16 +264,19 @@ class Outputs:
         self, state: ServerState, status: str, epsilon: float | None, reason: str = ""
     ) -> dict[str, Any]:
         """Write and return the summary."""
+        told = history(read_events(self.directory / METRICS))
+        people = population(self._checkpoint(state), told.judged)
         summary = summarise(
             state, self.recorded, status, self._elapsed(), self._evaluation, epsilon, reason,
-            self._undecided,
+            self._undecided, headline(self.recorded, told, people, status, reason),
         )  # fmt: skip
         if state.reported():
             draw_mixture_weights(state, self.directory / "mixture_weights.png")
         write_json(self.directory / SUMMARY, summary)
         self._metrics.append({"event": "end", **summary})
         self._loggers.end(summary)
-        log.info("%s after %s rounds; results in %s", status, state.round, self.directory)
+        rounds = counted(state.round, "round")
+        log.info("%s after %s; results in %s", status, rounds, self.directory)
         self.close()
         return summary
 
@@ -262,10 +285,16 @@ class Outputs:
         log.removeHandler(self._handler)
         self._handler.close()
 
+    def _checkpoint(self, state: ServerState) -> Checkpoint:
+        network = self.network
+        return Checkpoint(
+            state, self.recorded, network.input_shape, network.classes, network.layout
+        )
+
     def _elapsed(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
-    def _note(self, metrics: dict[str, Any]) -> None:
+    def _remember(self, metrics: dict[str, Any]) -> None:
         """Remember what the summary needs of a round."""
         self._undecided = metrics.get("undecided", "")
         if "local_accuracy" in metrics or "global_accuracy" in metrics:

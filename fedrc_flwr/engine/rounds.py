@@ -11,14 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedrc_flwr import __version__
 from fedrc_flwr.aggregation import update_norm
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine.judging import judge
 from fedrc_flwr.errors import RunError
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, ServerState
 
+#: Clients whose mixture weights are recorded in every round.
+MOST_WEIGHED = 200
 RoundDone = Callable[[ServerState, dict[str, Any]], None]
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
 
@@ -110,6 +115,7 @@ class Enrolment:
     classes: int
     concept: int
     style: str
+    version: str = __version__
 
 
 class Carrier(Protocol):
@@ -127,10 +133,8 @@ class Carrier(Protocol):
     def train(self, names: list[str], broadcast: Broadcast) -> Iterable[tuple[str, Reply]]:
         """Train these clients and yield their replies as they arrive."""
 
-    def evaluate(
-        self, names: list[str], broadcast: Broadcast
-    ) -> Iterable[tuple[str, dict[str, float]]]:
-        """Evaluate these clients and yield their metrics as they arrive."""
+    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterable[tuple[str, Evaluation]]:
+        """Evaluate these clients and yield what they report as it arrives."""
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent to and received from clients since the last call."""
@@ -174,7 +178,10 @@ class Rounds:
             metrics = self._train_until_enough(number, carrier)
             if number % evaluate_every == 0 or number == last:
                 names = carrier.online(TRAIN) + carrier.online(OBSERVE)
-                metrics |= self.judge(carrier.evaluate(names, self.broadcast(number)))
+                broadcast = self.broadcast(number)
+                if number == last:
+                    broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=True))
+                metrics |= self.judge(carrier.evaluate(names, broadcast))
             down, up = carrier.traffic()
             metrics |= {
                 "seconds": round(time.monotonic() - started, 3),
@@ -209,7 +216,10 @@ class Rounds:
             clients[newcomer.name] = replace(
                 record, role=newcomer.role, concept=newcomer.concept, style=newcomer.style
             )
-            log.info("%s enrolled: %s, %s samples", newcomer.name, newcomer.role, newcomer.samples)
+            log.info(
+                "%s enrolled: %s, %s samples, fedrc-flwr %s",
+                newcomer.name, newcomer.role, newcomer.samples, newcomer.version,
+            )  # fmt: skip
         self.state = replace(self.state, clients=clients)
 
     def sample(self, online: list[str], number: int, attempt: int) -> list[str]:
@@ -239,7 +249,7 @@ class Rounds:
         None where the round has to be repeated: too few replies were usable, or the next state
         would not be finite. In that case the clients that caused it are left out next time.
         """
-        result = self.algorithm.begin_round()
+        result = self.algorithm.begin_round(self.state)
         for name, reply in replies:
             result.norms[name] = update_norm(reply.deltas.values())
             with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite below
@@ -252,6 +262,7 @@ class Rounds:
             )  # fmt: skip
             self._count_releases(result)
             return None
+        phase = self.algorithm.phase(number, self.state)
         with np.errstate(over="ignore", invalid="ignore"):
             state, report = self.algorithm.end_round(self.state, result, number)
         if not state.is_finite():
@@ -267,15 +278,18 @@ class Rounds:
             return None
         self.state = state
         self._left_out = set()
+        if report.discovery is not None:
+            log.info("round %s: %s", number, report.discovery["sentence"])
         return {
             "round": number,
-            "exponent": self.algorithm.phase(number).exponent,
+            "exponent": phase.exponent,
             "clusters": list(state.clusters),
             "shares": state.shares().tolist(),
             "movement": report.movement,
             "removed": list(report.adaptation.removed),
             "merged": [list(pair) for pair in report.adaptation.merged],
             "undecided": report.adaptation.undecided,
+            **({} if report.discovery is None else {"discovery": report.discovery}),
             "loss": _mean(result, "loss"),
             "train_accuracy": _mean(result, "accuracy"),
             "client_ready_seconds": _mean(result, "ready_seconds"),
@@ -284,6 +298,7 @@ class Rounds:
             "replied": len(result.records),
             "started_afresh": sorted(n for n, m in result.metrics.items() if m.get("fresh")),
             "epsilon": self.algorithm.epsilon(state),
+            "weights": _weights(state, list(result.records)),
         }
 
     def _count_releases(self, result: RoundResult) -> None:
@@ -293,33 +308,19 @@ class Rounds:
             clients[name] = replace(clients[name], releases=record.releases, spent=record.spent)
         self.state = replace(self.state, clients=clients)
 
-    def judge(self, answers: Iterable[tuple[str, dict[str, float]]]) -> dict[str, Any]:
-        """Mean accuracy over training clients (local) and over observers (global).
+    def judge(self, answers: Iterable[tuple[str, Evaluation]]) -> dict[str, Any]:
+        """The outcome of an evaluation, see ``judging.judge``."""
+        return judge(dict(answers), self.state.clients, self.state.clusters)
 
-        ``fit_accuracy`` is that of the same models on the training clients' own training samples.
-        """
-        by_client = dict(answers)
-        outcome: dict[str, Any] = {}
-        for role, scope in ((TRAIN, "local"), (OBSERVE, "global")):
-            members = [
-                m for n, m in by_client.items()
-                if self.state.clients[n].role == role and m.get("samples")
-            ]  # fmt: skip
-            for metric, name in (
-                ("accuracy", f"{scope}_accuracy"),
-                ("loss", f"{scope}_loss"),
-                ("fine_tuned_accuracy", f"fine_tuned_{scope}_accuracy"),  # training clients alone
-            ):
-                values = [m[metric] for m in members if metric in m]
-                if values:
-                    outcome[name] = float(np.mean(values))
-        fitted = {n: m["fit_accuracy"] for n, m in by_client.items() if "fit_accuracy" in m}
-        if fitted:
-            samples = [self.state.clients[name].samples for name in fitted]
-            outcome["fit_accuracy"] = float(np.average(list(fitted.values()), weights=samples))
-        if by_client:
-            outcome["clients"] = by_client
-        return outcome
+
+def _weights(state: ServerState, names: list[str]) -> dict[str, list[float]]:
+    """The mixture weights of these clients over the current clusters.
+
+    Large federations are thinned, because the metrics would grow by all of them in every round.
+    """
+    shown = sorted(names)[:: math.ceil(len(names) / MOST_WEIGHED)]
+    weights = {name: state.clients[name].mixture_weights() for name in shown}
+    return {n: [round(float(v), 3) for v in w] for n, w in weights.items() if w is not None}
 
 
 def _mean(result: RoundResult, metric: str) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from fedrc_flwr import __version__
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.engine.outputs import Network, Outputs
@@ -14,9 +14,10 @@ from fedrc_flwr.engine.rounds import Carrier, Rounds
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.layout import fingerprint
 from fedrc_flwr.models import SplitModel, build_model
+from fedrc_flwr.report.log import Event
 
 log = logging.getLogger("flwr")
-Event = dict[str, Any]
+SCHEMA = "schema.json"
 
 
 def initial_models(config: RunConfig, count: int) -> list[SplitModel]:
@@ -40,8 +41,11 @@ class Run:
         shape, classes = self.scenario.input_shape, self.scenario.classes
         models = initial_models(config, algorithm.models)
         self.layout = fingerprint(models[0], algorithm.shared_body)
+        recorded = config.to_dict()
+        if self.scenario.own:
+            recorded["data.schema"] = self.scenario.schema.text()
         self.outputs = Outputs(
-            directory, config.to_dict(), config.run, Network(shape, classes, self.layout)
+            directory, recorded, config.run, Network(shape, classes, self.layout)
         )
         state = algorithm.initial_state(models)
         if config.run.continues():
@@ -68,9 +72,11 @@ class Run:
         """
         config, rounds = self.config, self.rounds
         self.outputs.start(rounds.state.round + 1)
+        if self.scenario.own:
+            self.scenario.schema.save(self.outputs.directory / SCHEMA)
         log.info(
-            "%s on %s: %s clusters, rounds %s to %s", config.algorithm, config.scenario,
-            len(rounds.state.clusters), rounds.state.round + 1, config.rounds,
+            "fedrc-flwr %s, %s on %s: %s clusters, rounds %s to %s", __version__, config.algorithm,
+            config.named(), len(rounds.state.clusters), rounds.state.round + 1, config.rounds,
         )  # fmt: skip
         every = config.run.evaluation_interval()
         try:

@@ -309,6 +309,9 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
         (["--scenario", "digits", "--algorithms", "fedprix"], "fedprix"),
         (["--scenario", "nowhere"], "nowhere"),
         (["nowhere"], "no such comparison"),
+        (["--scenario", "digits", "--set", "seed=3"], "give them with --seeds"),
+        (["--scenario", "digits", "--cpus", "2"], "--cpus 2: in process, one client computes"),
+        (["--scenario", "digits", "--engine", "steam"], "--engine 'steam': expected flower or"),
     ],
 )
 def test_misuse_is_told_in_a_line(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -67,8 +67,8 @@ def test_scale_keeps_the_clients_size_and_takes_fewer_of_them_and_fewer_rounds()
 
     config = load_config(settings)
     assert (config.data.clients, config.data.samples_per_client, config.rounds) == (6, 119, 50)
-    assert isinstance(config.own, FedRC.Settings)
-    assert (config.own.annealing_rounds, config.run.evaluate_every) == (10, 3)
+    assert isinstance(config.algorithm_settings, FedRC.Settings)
+    assert (config.algorithm_settings.annealing_rounds, config.run.evaluate_every) == (10, 3)
 
 
 def test_scale_leaves_two_clients_of_each_concept_and_one_round() -> None:
@@ -128,6 +128,15 @@ def test_the_command_line_has_the_last_word() -> None:
         ({"rows": {"a b": {}, "a-b": {}}}, "punctuation"),
         ({"rows": {"a": {"algoritm": "fedrc"}}}, "algoritm"),
         ({"settings": {"data.dataset": "nowhere/data.npz"}}, "nowhere"),
+        ({"rates": (0.1, 0.2, 0.1)}, "learning rates 0.1, 0.2, 0.1: expected different numbers"),
+        ({"settings": {"seed": 3}}, "seed: .* --seeds"),
+        ({"rows": {"a": {"seed": 3}}}, "seed: .* --seeds"),
+        (
+            {"rates": (0.1, 0.3), "settings": {"local.learning-rate": 0.2}},
+            "local.learning-rate: .* rates 0.1, 0.3: .* --learning-rates",
+        ),
+        ({"settings": {"run.name": "mine"}}, "run.name: .* --output"),
+        ({"settings": {"run.output-dir": "mine"}}, "run.output-dir: .* --output"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(change: dict, words: str) -> None:
@@ -138,12 +147,21 @@ def test_what_cannot_run_is_refused_before_anything_starts(change: dict, words: 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("- a list", "expected the keys"),
-        ("rows: {a: {}}\ncolumns: {b: {}}\nscales: 2", "expected the keys"),
+        ("- a list", "expected lines of the form"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nscales: 2", "unknown key 'scales': expected columns"),
         ("rows: [a]\ncolumns: {b: {}}", "rows: expected names"),
         ("rows: {a: {}}", "columns: expected names"),
-        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: [x]", "invalid literal"),
-        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: 3", "not iterable"),
+        (
+            "rows: {a: {}}\ncolumns: {b: {}}\nseeds: [x]",
+            r"seeds = \['x'\]: expected a list of whole numbers",
+        ),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: 3", "seeds = 3: expected a list of whole"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nseeds: [1.5]", "expected a list of whole numbers"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nscale: abc", "scale = 'abc': expected a number"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nset: [1]", r"set = \[1\]: expected settings"),
+        ("rows: {a: 3}\ncolumns: {b: {}}", "rows: a = 3: expected settings"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\nlearning-rates: 1", "learning-rates = 1: expected a"),
+        ("rows: {a: {}, a: {}}\ncolumns: {b: {}}", "a is given twice"),
         ("rows: {a", "comparison"),
     ],
 )
@@ -151,8 +169,9 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: str, words: str) -> N
     path = tmp_path / "mine.yaml"
     path.write_text(content)
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as refusal:
         read_comparison(str(path))
+    assert str(path) in str(refusal.value)
 
 
 def test_an_unknown_comparison_is_answered_with_the_known_ones() -> None:

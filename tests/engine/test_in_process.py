@@ -285,3 +285,13 @@ def test_a_fault_of_the_program_ends_the_run_with_a_summary(
     summary = read_json(directory / SUMMARY)
     assert summary["status"] == "failed"
     assert summary["reason"] == "ZeroDivisionError: division by zero"
+
+
+def test_run_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    config = small(directory, device="cuda:99")
+
+    with pytest.raises(ConfigError, match="cuda:99"):
+        run_in_process(config, directory)
+
+    assert not directory.exists()

@@ -1,0 +1,75 @@
+"""Who may take part in a run, and what a client tells about a failure.
+
+A node's errors name its files and quote its data, so they stay in its own log. The server is sent a
+code and, where one is to blame, a column of the schema, which the server knows anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedrc_flwr import __version__
+from fedrc_flwr.errors import ConfigError, DataError, DivergedError, WireError
+
+#: The code of a node whose release differs, and of an error that has none of its own.
+VERSION, FAILED = "version", "failed"
+#: What each code means; the node's own log has the details.
+REASONS = {
+    VERSION: "it has fedrc-flwr {version}, but this run needs {ours}: install the same minor "
+    "release on both sides",
+    "settings": "a line of its node.yaml cannot be used",
+    "no-data": "it has no data for this run: its node.yaml names no file in `data`",
+    "other-schema": "its node.yaml names another schema than this run's",
+    "unreadable": "its data cannot be read",
+    "missing-column": "its table has no column {column}",
+    "wrong-kind": "column {column} of its table does not hold what the schema says",
+    "unknown-label": "column {column} of its table holds a label that the schema does not know",
+    "wrong-shape": "its samples do not have this run's shape",
+    "wrong-label": "its labels are not this run's classes",
+    "data": "its data cannot be used",
+    FAILED: "something failed on it",
+}
+#: Errors about messages and numbers, which name neither files nor data.
+HARMLESS = (DivergedError, WireError)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a client cannot take part.
+
+    Parameters
+    ----------
+    name : the client's
+    code : a key of ``REASONS``
+    column : the column of the schema that is to blame, if it is one
+    version : the client's release
+    """
+
+    name: str
+    code: str
+    column: str = ""
+    version: str = ""
+
+    def reason(self) -> str:
+        """The reason in words, for the server's side."""
+        reason = REASONS.get(self.code, "it gives a reason that this release does not know")
+        return reason.format(column=repr(self.column), version=self.version, ours=__version__)
+
+
+def refusal(error: Exception, name: str) -> Refusal:
+    """What the server is told of an error while a client enrols."""
+    if isinstance(error, DataError):
+        return Refusal(name, error.code, error.column)
+    return Refusal(name, "settings" if isinstance(error, ConfigError) else FAILED)
+
+
+def harmless(error: Exception) -> str:
+    """What the server is told of an error in a round."""
+    if isinstance(error, HARMLESS):
+        return str(error)
+    return f"{type(error).__name__} on the client; its own log says more"
+
+
+def same_minor(version: str) -> bool:
+    """Whether a client's release can take part in a run of this one."""
+    return version.split(".")[:2] == __version__.split(".")[:2]
