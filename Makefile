@@ -1,5 +1,11 @@
 # Everything is installed into .venv; nothing else on the machine is touched.
-PYTHON ?= python3.11
+# The first Python from 3.11 on that is found; `make PYTHON=...` takes another.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,\
+	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+# The address of a package index to take PyTorch from, such as that of its CPU build. Empty: pip's.
+TORCH_INDEX ?=
+# How many tests run at the same time.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -7,7 +13,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo docker-demo test test-engines test-deployment test-docker lint format docs clean
 
 $(VENV)/.installed: pyproject.toml
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "fedrc-flwr needs Python 3.11 or newer: install it, or name it: make PYTHON=..." >&2; \
+		exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch torchvision)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
@@ -23,7 +33,7 @@ docker-demo:
 	docker/demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 # Every algorithm on Flower's simulation engine and in process: about 15 minutes on 2 cores.
 test-engines: $(VENV)/.installed-dev

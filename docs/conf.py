@@ -18,5 +18,6 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_google_docstring = False
-# A page that is not in the index yet is built too; the tables of keys have small headings.
-suppress_warnings = ["toc.not_included", "myst.header"]
+# A page that is not in the index yet is built too; the tables of keys have small headings; words of
+# a parameter's description may be names of several attributes.
+suppress_warnings = ["toc.not_included", "myst.header", "ref.python"]
