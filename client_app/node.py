@@ -16,6 +16,7 @@ import psutil
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from flwr.supercore import log
 
+from client_app.ledger import Ledger
 from client_app.prepared import prepared
 from fedrc_flwr import __version__
 from fedrc_flwr.bank import choose_device
@@ -90,8 +91,21 @@ def participant(context: Context) -> Participant:
     confusion = config.privacy.sends_confusion(_own_confusion(node), own_noise)
     bank = build_bank(config, choose_device(config.run.device_of(node.get("device"))))
     states = _states(context, config, own_folder, data.name)
-    algorithm = build_algorithm(config)
-    return Participant(algorithm, data, bank, states, noise, confusion, config.seed)
+    if noise > 0 and "largest-clip" in node:
+        largest = float(node["largest-clip"])
+        config = replace(config, privacy=config.privacy.clipped_to(largest))
+    return Participant(
+        build_algorithm(config), data, bank, states, noise, confusion, config.seed,
+        _ledger(node, own_folder), int(node.get("smallest-cohort", 1)),
+    )  # fmt: skip
+
+
+def _ledger(node: dict[str, Scalar], folder: str) -> Ledger | None:
+    """The account of a node that keeps one: a node of a deployment."""
+    if "delta" not in node or not folder:
+        return None
+    most = node.get("most-epsilon")
+    return Ledger(Path(folder), None if most is None else float(most), float(node["delta"]))
 
 
 def _check_schema(config: RunConfig, node: dict[str, Scalar]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy import node_cli
 from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError, RunError
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ def add_commands(app: typer.Typer) -> None:
     """Add the operator's commands to ``fedrc``."""
     app.add_typer(certs, name="certs")
     app.add_typer(node, name="node")
-    for command in (superlink, serverapp, supernode, doctor, run, stop):
+    node.command("allow")(guarded(node_cli.allow))
+    for command in (superlink, serverapp, doctor, run, stop):
         app.command()(command)
+    for command in (node_cli.supernode, node_cli.clientapp):
+        app.command()(guarded(command))
 
 
 @certs.command("init")
@@ -144,13 +149,6 @@ def serverapp(file: ServerFile) -> None:
     from deploy.launch import launch_serverapp
 
     _guard(lambda: launch_serverapp(file))
-
-
-def supernode(file: Annotated[Path, typer.Argument(help="This node's node.yaml.")]) -> None:
-    """Check node.yaml and run the node."""
-    from deploy.launch import launch_supernode
-
-    _guard(lambda: launch_supernode(file))
 
 
 def doctor(
@@ -309,6 +307,16 @@ def _succeed(answer: dict[str, object]) -> None:
         said = str(answer.get("error-message", answer)).strip().splitlines()
         hint = "; a key is registered only once: make a new pair with `fedrc node key`"
         raise RunError(said[-1].rstrip(".") + hint * ("Public key already in use" in said[-1]))
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, whose expected errors are told in one sentence."""
+
+    @functools.wraps(command)
+    def call(*args: Any, **kwargs: Any) -> None:
+        _guard(lambda: command(*args, **kwargs))
+
+    return call
 
 
 def _guard(work: Callable[[], None]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
+from deploy.policy import Policy
 from fedrc_flwr import __version__
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.errors import ConfigError
@@ -102,6 +103,8 @@ class NodeFile:
     listen : where the node talks to its own client processes; keep it on loopback
     health : where the gRPC health protocol is answered; keep it on loopback
     insecure : plain text and no key, for trials on one machine
+    executor_secret : what SuperNode and executor share; None: a file in ``state``
+    policy : what a run may do on this node
     """
 
     name: str
@@ -120,6 +123,13 @@ class NodeFile:
     listen: Address = Address("127.0.0.1", 9094)
     health: Address | None = None
     insecure: bool = False
+    executor_secret: Path | None = None
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def secret(self) -> Path:
+        """The secret that the SuperNode and its executor share."""
+        return self.executor_secret or self.state / "executor.secret"
 
     def node_config(self) -> dict[str, Any]:
         """What the client app is told about its node."""
@@ -130,7 +140,12 @@ class NodeFile:
             "device": self.device,
             "state-dir": str(self.state),
             "version": __version__,
+            "largest-clip": float(self.policy.largest_clip),
+            "smallest-cohort": self.policy.smallest_cohort,
+            "delta": float(self.policy.delta),
         }
+        if self.policy.most_epsilon is not None:
+            config["most-epsilon"] = float(self.policy.most_epsilon)
         if self.count_noise is not None:
             config["count-noise"] = float(self.count_noise)
         if self.confusion is not None:
@@ -154,8 +169,11 @@ def read_node_file(path: Path) -> NodeFile:
     """Read and check node.yaml; relative paths start at the file's directory."""
     content = _read(path, NodeFile)
     file = NodeFile(**content)
-    if not file.name.strip() or len(file.name) > LONGEST_NAME:
-        raise ConfigError(f"{path}: name = {file.name!r}: expected 1 to {LONGEST_NAME} characters")
+    if not file.name.strip() or len(file.name) > LONGEST_NAME or not file.name.isprintable():
+        raise ConfigError(
+            f"{path}: name = {file.name[:LONGEST_NAME]!r}: expected 1 to {LONGEST_NAME} printable "
+            "characters"
+        )
     if file.role not in (TRAIN, OBSERVE):
         raise ConfigError(f"{path}: role = {file.role!r}: expected {TRAIN} or {OBSERVE}")
     if file.partition is None and file.data is None:
@@ -169,6 +187,11 @@ def read_node_file(path: Path) -> NodeFile:
         raise ConfigError(f"{path}: partition = {file.partition}: expected a number from 0")
     if file.count_noise is not None and not 0 <= file.count_noise < math.inf:
         raise ConfigError(f"{path}: count-noise = {file.count_noise}: expected a number from 0")
+    if file.count_noise is not None and file.count_noise < file.policy.least_noise:
+        raise ConfigError(
+            f"{path}: count-noise = {file.count_noise} is below policy.least-noise = "
+            f"{file.policy.least_noise}, so that every run would be refused"
+        )
     if file.confusion not in (None, *CONFUSION):
         raise ConfigError(
             f"{path}: confusion = {file.confusion!r}: expected without-noise, always or never"
@@ -197,19 +220,25 @@ def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    return _converted(path, content, kind)
+
+
+def _converted(path: Path, content: Any, kind: type[Any], section: str = "") -> dict[str, Any]:
+    """The values of a file, or of a section of it, for the fields of ``kind``."""
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected lines of the form `key: value`")
+        raise ConfigError(f"{path}: {section}expected lines of the form `key: value`")
     fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(kind)}
     values = {}
     for name, value in content.items():
         if name not in fields:
             close = difflib.get_close_matches(str(name), list(fields), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(fields)}"
-            raise ConfigError(f"{path}: unknown key {name!r}{hint}")
+            raise ConfigError(f"{path}: {section}unknown key {name!r}{hint}")
         values[fields[name].name] = _convert(path, name, value, str(fields[name].type))
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and field.name not in values:
-            raise ConfigError(f"{path}: {name} is missing: expected {_wanted(str(field.type))}")
+    for name, declared in fields.items():
+        optional = (declared.default, declared.default_factory) != (dataclasses.MISSING,) * 2
+        if not optional and declared.name not in values:
+            raise ConfigError(f"{path}: {name} is missing: expected {_wanted(str(declared.type))}")
     return values
 
 
@@ -239,6 +268,18 @@ def _convert(path: Path, name: str, value: Any, kind: str) -> Any:
         case "str":
             if not isinstance(value, str):
                 raise problem
+        case "tuple[str, ...]":
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise problem
+            return tuple(value)
+        case "Policy":
+            try:
+                return Policy(**_converted(path, value, Policy, "policy: "))
+            except ConfigError as error:
+                told = str(error)
+                raise ConfigError(
+                    told if told.startswith(str(path)) else f"{path}: policy: {told}"
+                ) from None
     return value
 
 
@@ -246,4 +287,5 @@ def _wanted(kind: str) -> str:
     return {
         "Address": "host:port", "Path": "a path", "bool": "true or false",
         "int": "a whole number", "float": "a number", "str": "text",
+        "tuple[str, ...]": "a list, such as [a, b]", "Policy": "a section of keys",
     }[kind.removesuffix(" | None")]  # fmt: skip

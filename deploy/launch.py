@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from deploy.preflight import (
     ERROR,
     OK,
     Finding,
+    check_executor,
     check_folder,
     check_node,
     check_reachable,
@@ -48,13 +51,47 @@ def launch_serverapp(path: Path) -> None:
     _become(serverapp_command(file), cwd=file.outputs)
 
 
-def launch_supernode(path: Path) -> None:
-    """Check node.yaml and run the SuperNode in this process."""
+def launch_supernode(path: Path, alone: bool = False) -> None:
+    """Check node.yaml and run the SuperNode in this process, with its executor as a child.
+
+    ``alone``: `fedrc clientapp` runs the executor, as another user, who has no access to the key.
+    """
     file = read_node_file(path)
     announce(f"node {file.name} of the SuperLink at {file.superlink}")
-    demand(check_node(file))
-    threads = {} if file.threads is None else {"OMP_NUM_THREADS": str(file.threads)}
-    _become(supernode_command(file), cwd=file.state, **threads)
+    if alone and file.executor_secret is None:
+        raise ConfigError(
+            f"{path}: --alone needs executor-secret, a file outside of `state` that both users can "
+            "reach; it is made here, readable for this user's group"
+        )
+    demand(check_node(file, alone=alone))
+    ensure_secret(file.secret)
+    if alone:
+        file.secret.chmod(0o640)
+    else:
+        subprocess.Popen(
+            executor_command(path, os.getpid()),
+            cwd=file.state,
+            env={**flower.environment(), **_threads(file)},
+        )
+    _become(supernode_command(file), cwd=None if alone else file.state)
+
+
+def launch_clientapp(path: Path) -> None:
+    """Run the executor of a node's tasks in this process, beside `fedrc supernode --alone`."""
+    file = read_node_file(path)
+    announce(f"executor of the node {file.name} at {file.listen}")
+    demand(check_executor(file))
+    _become(executor_command(path), cwd=file.state, **_threads(file))
+
+
+def executor_command(path: Path, parent: int | None = None) -> list[str]:
+    """What executes the tasks of a node's file."""
+    program = [sys.executable, "-m", "deploy.executor", str(path.resolve())]
+    return program if parent is None else [*program, str(parent)]
+
+
+def _threads(file: NodeFile) -> dict[str, str]:
+    return {} if file.threads is None else {"OMP_NUM_THREADS": str(file.threads)}
 
 
 def superlink_command(file: SuperLinkFile) -> list[str]:
@@ -76,7 +113,7 @@ def supernode_command(file: NodeFile) -> list[str]:
     health = str(file.health) if file.health else None
     return flower.supernode(
         str(file.superlink), file.ca, file.key, file.listen.host, file.listen.port,
-        file.node_config(), health,
+        file.node_config(), health, file.secret,
     )  # fmt: skip
 
 

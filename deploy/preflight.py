@@ -150,8 +150,24 @@ def check_ports(*addresses: Address | None) -> Iterator[Finding]:
             yield check_port(address)
 
 
-def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
-    """Everything that a node needs. ``starting``: its port must still be free."""
+def check_executor(file: NodeFile) -> Iterator[Finding]:
+    """Everything that the executor of a node's tasks needs."""
+    try:
+        file.secret.read_bytes()
+        yield Finding(OK, f"{file.secret.name} can be read")
+    except OSError as error:
+        yield Finding(ERROR, f"{file.secret}: {error.strerror}: start `fedrc supernode` first")
+    if file.data is not None:
+        yield check_data(file.data, file.schema)
+    yield check_folder(file.state, "state")
+    yield check_device(file.device)
+
+
+def check_node(file: NodeFile, starting: bool = True, alone: bool = False) -> Iterator[Finding]:
+    """Everything that a node needs. ``starting``: its port must still be free.
+
+    ``alone``: its executor, which reads data and keeps state, is another user's.
+    """
     if file.insecure:
         yield Finding(WARNING, "insecure: true: plain text, and this node is not authenticated")
     if file.key is not None:
@@ -165,10 +181,11 @@ def check_node(file: NodeFile, starting: bool = True) -> Iterator[Finding]:
         yield finding
     if answers and file.key is not None and file.key.exists():
         yield check_registered(file, file.key)
-    if file.data is not None:
-        yield check_data(file.data, file.schema)
-    yield check_folder(file.state, "state")
-    yield check_device(file.device)
+    if not alone:
+        if file.data is not None:
+            yield check_data(file.data, file.schema)
+        yield check_folder(file.state, "state")
+        yield check_device(file.device)
     if starting:
         yield from check_ports(file.listen, file.health)
 

@@ -32,6 +32,21 @@ class DataError(FedRCError):
         self.column = column
 
 
+class PolicyError(FedRCError):
+    """A node does not let a run do what it asks for.
+
+    Parameters
+    ----------
+    code : a key of ``engine.admission.REASONS``
+    subject : the setting of the run that is to blame, or the hash of its app
+    """
+
+    def __init__(self, code: str, subject: str = "") -> None:
+        super().__init__(f"refused by the policy in node.yaml: {code} {subject}".rstrip())
+        self.code = code
+        self.subject = subject
+
+
 class CheckpointError(FedRCError):
     """A checkpoint is missing, torn, or does not fit this run."""
 

@@ -100,15 +100,17 @@ def supernode(
     port: int,
     node_config: Mapping[str, Any],
     health: str | None,
+    secret: Path,
 ) -> list[str]:
-    """A client node; it starts a process for each message by itself."""
+    """A client node. Its messages are executed by whoever shares the secret."""
     for name, value in node_config.items():
         if '"' in str(value):
             # Flower splits the text at quotes before it reads it.
             raise ConfigError(f"{name} = {value!r}: expected no quotation marks")
     settings = " ".join(f"{name}={toml(value)}" for name, value in node_config.items())
     command = [program("flower-supernode"), "--superlink", superlink_address, "--host", host,
-               "--port", str(port), "--node-config", settings]  # fmt: skip
+               "--port", str(port), "--node-config", settings, "--isolation", "process",
+               "--superexec-auth-secret-file", str(secret)]  # fmt: skip
     command += ["--insecure"] if ca is None else ["--root-certificates", str(ca)]
     if key is not None:
         command += ["--auth-supernode-private-key", str(key)]

@@ -75,7 +75,8 @@ class Evaluation:
 
     Parameters
     ----------
-    metrics : numbers by name, among them ``samples`` and the id of its likeliest ``cluster``
+    metrics : numbers by name, among them ``samples`` and, from a client that adds no noise to its
+        statistics, the id of its likeliest ``cluster``
     tally : None if the client's policy is not to send it, or if there is nothing to count
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,6 +69,10 @@ class PrivacySettings:
         if noise <= 0 or self.count_clip == 0:
             return math.inf
         return gaussian_mu(releases, self.sensitivity(samples), noise) ** 2
+
+    def clipped_to(self, largest: float) -> PrivacySettings:
+        """The same with a clip of at most ``largest``; a run cannot do without clipping then."""
+        return replace(self, count_clip=min(self.count_clip or 1.0, largest))
 
     def noise_of(self, own: float | None) -> float:
         """A client's noise: its own setting, if it has one."""

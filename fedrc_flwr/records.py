@@ -12,6 +12,8 @@ from fedrc_flwr.errors import WireError
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
+#: The type of the message that asks a client to enrol.
+ENROL = "query.enrol"
 #: Version of the messages; both sides must speak the same.
 SCHEMA = 3
 

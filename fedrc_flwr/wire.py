@@ -28,7 +28,6 @@ from fedrc_flwr.metrics import Evaluation, Tally
 from fedrc_flwr.records import SCHEMA, checked_config, record_of, sample_count, statistic
 from fedrc_flwr.state import Membership
 
-ENROL = "query.enrol"
 YARDSTICK = -2  # key of the network that fingerprints are taken with
 STATISTICS = "-statistics"  # suffix of an array's running statistics, which are sent separately
 
@@ -58,6 +57,7 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
             "parameters": broadcast.parameters,
             "body-parameters": broadcast.body_parameters,
             "assigned": broadcast.assigned,
+            "cohort": broadcast.cohort,
             **scales,
         }
     )
@@ -105,6 +105,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         ),
         assigned=_ints(config, "assigned")[0],
         yardstick=models.get(_array_name(YARDSTICK)),
+        cohort=_ints(config, "cohort")[0],
     )
 
 

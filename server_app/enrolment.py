@@ -15,7 +15,7 @@ from fedrc_flwr import wire
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import RunError, WireError
-from fedrc_flwr.records import SCHEMA
+from fedrc_flwr.records import ENROL, SCHEMA
 from server_app.exchange import Answer, Outbox, Pause
 
 #: Seconds until a node that did not answer, or could not take part, is asked again; then doubled.
@@ -85,7 +85,7 @@ class Roster:
     def _ask(self, node: int) -> None:
         query = RecordDict({"enrol": ConfigRecord({"schema": SCHEMA})})
         self._asked[node] = time.monotonic() + ANSWER_SECONDS
-        if not self._outbox.send(str(node), Message(query, node, wire.ENROL, ttl=ANSWER_SECONDS)):
+        if not self._outbox.send(str(node), Message(query, node, ENROL, ttl=ANSWER_SECONDS)):
             self._refuse(node, "it could not be asked")
 
     def _give_up(self, now: float) -> None:

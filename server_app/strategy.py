@@ -78,7 +78,8 @@ class ClusteredStrategy(Strategy):
         """Messages to this round's sample of the training clients."""
         self.rounds.enrol(self.refresh())
         names = self.rounds.sample(self.online(TRAIN), server_round, attempt=0)
-        return self._messages(names, self.rounds.broadcast(server_round), MessageType.TRAIN)
+        broadcast = self.rounds.broadcast(server_round, len(names))
+        return self._messages(names, broadcast, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -93,7 +94,8 @@ class ClusteredStrategy(Strategy):
     ) -> Iterable[Message]:
         """Messages to all reachable clients."""
         names = self.online(TRAIN) + self.online(OBSERVE)
-        return self._messages(names, self.rounds.broadcast(server_round), MessageType.EVALUATE)
+        broadcast = self.rounds.broadcast(server_round, len(names))
+        return self._messages(names, broadcast, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -68,6 +68,10 @@ class ClusteredAlgorithm(ServerHalf):
         settings = self.local_settings(len(client.fit))
         inputs, labels = client.tensors(client.fit)
         active = active_clusters(weights, settings)
+        if client.noise > 0:
+            # Which updates are left out would tell what the noise on the counts hides.
+            settings = replace(settings, skip_below=0.0)
+            active = list(range(weights.shape[1]))
         weights = weights * step.emphasis(settings)
         deltas = train(
             client.bank, inputs, labels, weights, active, settings, client.rng, client.first_pass
@@ -236,7 +240,9 @@ class ClusteredAlgorithm(ServerHalf):
         if own is not None:
             client.bank.load([own], None)
             weights = np.ones(1)
-        metrics = self._judge(client, weights, "") | {"cluster": cluster}
+        metrics = self._judge(client, weights, "")
+        if client.noise <= 0:
+            metrics["cluster"] = cluster
         counted = None
         if right is not None:
             probabilities, labels = self._predict(client, client.test, weights)

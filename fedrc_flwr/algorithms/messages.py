@@ -41,6 +41,10 @@ class Phase:
     listens: bool = False
     decides: bool = False
 
+    def releases(self) -> int:
+        """How many statistics a client sends in such a round of training."""
+        return 1 + self.compares + 2 * self.measures
+
     @property
     def annealed(self) -> bool:
         """Whether the round belongs to the annealing."""
@@ -53,7 +57,8 @@ class Broadcast:
 
     ``parameters`` and ``body_parameters`` are how many of the leading numbers of a model and of the
     body are parameters; the rest are running statistics. ``yardstick`` is the network with which
-    the client takes its fingerprint, if that is not the one model that was sent.
+    the client takes its fingerprint, if that is not the one model that was sent. ``cohort`` is how
+    many clients are asked in this round, 0 where nobody says.
     """
 
     round: int
@@ -66,6 +71,7 @@ class Broadcast:
     phase: Phase
     assigned: int = -1  # id of the cluster that the server assigned, if it does
     yardstick: Vector | None = None
+    cohort: int = 0
 
     def nbytes(self) -> int:
         """Bytes of its arrays."""

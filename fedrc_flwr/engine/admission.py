@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedrc_flwr import __version__
-from fedrc_flwr.errors import ConfigError, DataError, DivergedError, WireError
+from fedrc_flwr.errors import ConfigError, DataError, DivergedError, PolicyError, WireError
 
 #: The code of a node whose release differs, and of an error that has none of its own.
 VERSION, FAILED = "version", "failed"
@@ -27,6 +27,13 @@ REASONS = {
     "wrong-shape": "its samples do not have this run's shape",
     "wrong-label": "its labels are not this run's classes",
     "data": "its data cannot be used",
+    "app-not-allowed": "its policy does not allow this app. Its operator can compare the code and "
+    "run there: fedrc node allow node.yaml {column}",
+    "not-allowed": "its policy does not allow what this run asks for in {column}",
+    "too-little-noise": "its policy demands more noise than {column} of this run adds",
+    "too-large-clip": "its policy demands a smaller {column} than this run's",
+    "epsilon-spent": "it has spent the epsilon that its policy allows",
+    "small-cohort": "its policy demands that more clients take part",
     FAILED: "something failed on it",
 }
 #: Errors about messages and numbers, which name neither files nor data.
@@ -41,7 +48,7 @@ class Refusal:
     ----------
     name : the client's
     code : a key of ``REASONS``
-    column : the column of the schema that is to blame, if it is one
+    column : the column of the run's schema, the setting or the app that is to blame
     version : the client's release
     """
 
@@ -53,13 +60,16 @@ class Refusal:
     def reason(self) -> str:
         """The reason in words, for the server's side."""
         reason = REASONS.get(self.code, "it gives a reason that this release does not know")
-        return reason.format(column=repr(self.column), version=self.version, ours=__version__)
+        column = repr(self.column) if self.column else "(its own log names it)"
+        return reason.format(column=column, version=self.version, ours=__version__)
 
 
 def refusal(error: Exception, name: str) -> Refusal:
     """What the server is told of an error while a client enrols."""
     if isinstance(error, DataError):
         return Refusal(name, error.code, error.column)
+    if isinstance(error, PolicyError):
+        return Refusal(name, error.code, error.subject)
     return Refusal(name, "settings" if isinstance(error, ConfigError) else FAILED)
 
 
@@ -67,6 +77,8 @@ def harmless(error: Exception) -> str:
     """What the server is told of an error in a round."""
     if isinstance(error, HARMLESS):
         return str(error)
+    if isinstance(error, PolicyError):
+        return Refusal("", error.code, error.subject).reason()
     return f"{type(error).__name__} on the client; its own log says more"
 
 

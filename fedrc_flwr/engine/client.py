@@ -27,8 +27,10 @@ from fedrc_flwr.checkpoint import (
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, scenario_of
 from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.errors import PolicyError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
+from fedrc_flwr.privacy import PrivacySettings
 from fedrc_flwr.state import ClientState
 
 log = logging.getLogger("flwr")
@@ -45,6 +47,16 @@ class States(Protocol):
 
     def save(self, state: ClientState) -> None:
         """Keep this state and a few earlier ones; delete those of later rounds."""
+
+
+class Budget(Protocol):
+    """What a client has released so far, in whatever run."""
+
+    def releases(self) -> int:
+        """How many noisy statistics it has sent."""
+
+    def charge(self, settings: PrivacySettings, samples: int, noise: float, releases: int) -> None:
+        """Enter releases that are about to be made; raises ``PolicyError`` to refuse them."""
 
 
 class DiskStates:
@@ -125,6 +137,8 @@ class Participant:
     ----------
     noise : standard deviation of the noise that it adds to its statistics
     confusion : whether it sends counts of its predictions when it is evaluated
+    budget : what it has released before this run, and may still release
+    smallest_cohort : it takes no part in a round of fewer clients
     """
 
     algorithm: ClusteredAlgorithm
@@ -134,6 +148,8 @@ class Participant:
     noise: float
     confusion: bool
     seed: int
+    budget: Budget | None = None
+    smallest_cohort: int = 1
 
     def enrolment(self) -> Enrolment:
         """How the client introduces itself."""
@@ -147,6 +163,7 @@ class Participant:
 
         ``received`` is when the work on the message began, in seconds since the epoch.
         """
+        self._check_cohort(broadcast)
         state = self.states.load(before_round=broadcast.round)
         fresh = state is None
         if state is None:
@@ -154,7 +171,12 @@ class Participant:
             state = ClientState.start(broadcast.membership.clusters)
         # Everything that was sent counts, even if the round is repeated or its state cannot be
         # used.
-        state = replace(state, releases=max(state.releases, self.states.releases()))
+        before = [state.releases, self.states.releases()]
+        if self.budget is not None:
+            before.append(self.budget.releases())
+            privacy, samples = self.algorithm.privacy, len(self.data.fit)
+            self.budget.charge(privacy, samples, self.noise, broadcast.phase.releases())
+        state = replace(state, releases=max(before))
         ready = time.time()
         reply, state = self.algorithm.train(broadcast, state, self.runtime(broadcast.round))
         reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
@@ -164,8 +186,13 @@ class Participant:
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation:
         """How well the broadcast models do on this client's test part."""
+        self._check_cohort(broadcast)
         state = self.states.load(before_round=broadcast.round + 1)
         return self.algorithm.evaluate(broadcast, state, self.runtime(broadcast.round))
+
+    def _check_cohort(self, broadcast: Broadcast) -> None:
+        if broadcast.cohort < self.smallest_cohort and self.smallest_cohort > 1:
+            raise PolicyError("small-cohort")
 
     def runtime(self, round_number: int) -> ClientRuntime:
         """The client in one round; its batches follow from seed, round and name alone."""

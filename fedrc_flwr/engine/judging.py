@@ -51,13 +51,20 @@ def judge(
         found = asdict(scores_of(counted))
         metrics[name] |= {key: found[key] for key in BY_CLIENT if found[key] is not None}
     if metrics:
-        outcome["clients"] = metrics
+        outcome["clients"] = {name: _shown(told) for name, told in metrics.items()}
     if tallies:
         cluster_of = {name: int(metrics[name].get("cluster", -1)) for name in tallies}
         roles = {name: clients[name].role for name in tallies}
         outcome |= _pooled(tallies, cluster_of, roles, clusters)
         outcome["tallies"] = tallies
     return outcome
+
+
+def _shown(metrics: dict[str, float]) -> dict[str, float]:
+    """What is recorded of one client: of one that adds noise, nothing but its size."""
+    if "cluster" in metrics or "samples" not in metrics:
+        return metrics
+    return {"samples": metrics["samples"]}
 
 
 def _pooled(

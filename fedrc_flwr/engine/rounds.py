@@ -178,7 +178,7 @@ class Rounds:
             metrics = self._train_until_enough(number, carrier)
             if number % evaluate_every == 0 or number == last:
                 names = carrier.online(TRAIN) + carrier.online(OBSERVE)
-                broadcast = self.broadcast(number)
+                broadcast = self.broadcast(number, len(names))
                 if number == last:
                     broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=True))
                 metrics |= self.judge(carrier.evaluate(names, broadcast))
@@ -199,7 +199,8 @@ class Rounds:
             names = self.sample(online, number, attempt)
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
-            metrics = self.fold(number, carrier.train(names, self.broadcast(number)), sampled)
+            replies = carrier.train(names, self.broadcast(number, len(names)))
+            metrics = self.fold(number, replies, sampled)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
         failures = "; ".join(f"{n}: {r}" for n, r in sorted(self.failed.items())[:5]) or "none"
@@ -231,9 +232,10 @@ class Rounds:
         rng = np.random.default_rng([self._seed, number, attempt, 0x5A])
         return sorted(str(name) for name in rng.choice(names, size, replace=False))
 
-    def broadcast(self, number: int) -> Broadcast:
-        """What goes out for a round."""
-        return self.algorithm.broadcast(self.state, number, self.classes)
+    def broadcast(self, number: int, cohort: int = 0) -> Broadcast:
+        """What goes out for a round to so many clients."""
+        broadcast = self.algorithm.broadcast(self.state, number, self.classes)
+        return replace(broadcast, cohort=cohort)
 
     def fail(self, name: str, reason: str) -> None:
         """Record and log why a client's reply is not used, in one line."""

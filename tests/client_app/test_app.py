@@ -20,6 +20,7 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.errors import ConfigError, DivergedError, WireError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
+from fedrc_flwr.records import ENROL
 
 RUN_CONFIG = configured(
     clients=4, clusters=2, hidden=4, samples_per_client=40, adaptive=True, merge=True, name="trial"
@@ -101,14 +102,14 @@ def everything_kept(context: Context) -> Any:
     [(0, "client-0", "train", 36), (3, "client-3", "train", 36), (4, "observer-0", "observe", 180)],
 )
 def test_client_says_who_it_is(partition: int, name: str, role: str, samples: int) -> None:
-    answer = send(make_context(partition), wire.ENROL, RecordDict())
+    answer = send(make_context(partition), ENROL, RecordDict())
 
     enrolment = wire.decode_enrolment(answer, classes=10, roles=("train", "observe"))
     assert (enrolment.name, enrolment.role, enrolment.samples) == (name, role, samples)
 
 
 def test_enrolment_does_not_tell_which_labels_the_client_holds() -> None:
-    answer = send(make_context(), wire.ENROL, RecordDict())
+    answer = send(make_context(), ENROL, RecordDict())
 
     assert set(answer) == {"enrolment"}
     assert set(answer.config_records["enrolment"]) == {
@@ -120,7 +121,7 @@ def test_enrolment_leaves_the_state_as_it_was(context: Context) -> None:
     train(context, 1)
     before = everything_kept(context)
 
-    send(context, wire.ENROL, RecordDict())
+    send(context, ENROL, RecordDict())
 
     assert everything_kept(context) == before
 
@@ -273,7 +274,7 @@ def test_node_that_is_configured_wrongly_answers_nothing() -> None:
     context = make_context(device="warp-drive")
 
     with pytest.raises(ConfigError, match="warp-drive"):
-        send(context, wire.ENROL, RecordDict())
+        send(context, ENROL, RecordDict())
 
 
 # --- evaluation ---------------------------------------------------------------------------------

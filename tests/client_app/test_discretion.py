@@ -16,6 +16,7 @@ from client_app.app import app
 from fedrc_flwr import __version__, wire
 from fedrc_flwr.engine.admission import Refusal
 from fedrc_flwr.errors import DataError, RunError, WireError
+from fedrc_flwr.records import ENROL
 
 RUN = {
     "scenario": "none", "recipe": "paper", "data.dataset": "their-own", "data.classes": 3,
@@ -36,7 +37,7 @@ def context_of(**node_config: Any) -> Context:
 
 
 def enrol(**node_config: Any) -> RecordDict:
-    message = Message(RecordDict(), dst_node_id=9, message_type=wire.ENROL)
+    message = Message(RecordDict(), dst_node_id=9, message_type=ENROL)
     return app(message, context_of(**node_config)).content
 
 

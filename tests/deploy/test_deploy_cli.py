@@ -255,7 +255,7 @@ def test_a_launch_that_is_refused_ends_with_a_sentence(
 ) -> None:
     launched = []
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, alone: bool = False) -> None:
         launched.append(path)
         raise ConfigError("not started: the port is taken")
 

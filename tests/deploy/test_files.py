@@ -12,6 +12,8 @@ from deploy.files import Address, read_node_file, read_superlink_file
 from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError
 
+#: What the client app is told of a policy that demands nothing.
+POLICY = {"largest-clip": 1.0, "smallest-cohort": 1, "delta": 1e-5}
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 
@@ -57,6 +59,7 @@ def test_the_example_of_a_node_loads_as_it_is() -> None:
         "state-dir": str(EXAMPLES / "state"),
         "count-noise": 0.0,
         "version": __version__,
+        **POLICY,
     }
 
 
@@ -75,6 +78,7 @@ def test_node_config_carries_what_the_file_says(tmp_path: Path) -> None:
         "state-dir": str(tmp_path / "state"),
         "count-noise": 2.0,
         "version": __version__,
+        **POLICY,
     }
     assert type(config["count-noise"]) is float
 
@@ -226,8 +230,9 @@ def test_node_holds_data_of_its_own_or_a_part_of_a_scenario(tmp_path: Path) -> N
     [
         ("partition", -1, "partition = -1: expected a number from 0"),
         ("role", "trainer", "role = 'trainer': expected train or observe"),
-        ("name", " ", "name = ' ': expected 1 to 128 characters"),
-        ("name", "n" * 129, f"name = {'n' * 129!r}: expected 1 to 128 characters"),
+        ("name", " ", "name = ' ': expected 1 to 128 printable characters"),
+        ("name", "a\nb", "name = 'a\\nb': expected 1 to 128 printable characters"),
+        ("name", "n" * 129, f"name = {'n' * 128!r}: expected 1 to 128 printable characters"),
         ("count-noise", -0.5, "count-noise = -0.5: expected a number from 0"),
         ("count-noise", float("nan"), "count-noise = nan: expected a number from 0"),
         ("count-noise", float("inf"), "count-noise = inf: expected a number from 0"),

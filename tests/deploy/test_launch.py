@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from deploy.certificates import create_node_key
 from deploy.launch import (
     demand,
     ensure_secret,
+    launch_clientapp,
     launch_serverapp,
     launch_superlink,
     launch_supernode,
@@ -43,9 +45,13 @@ class Execution:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str], dict[str, str], Path]] = []
+        self.children: list[tuple[list[str], dict[str, str], Path]] = []
 
     def __call__(self, path: str, arguments: list[str], environment: dict[str, str]) -> None:
         self.calls.append((path, arguments, environment, Path.cwd()))
+
+    def start(self, arguments: list[str], cwd: Path, env: dict[str, str]) -> None:
+        self.children.append((arguments, env, cwd))
 
 
 @pytest.fixture
@@ -53,6 +59,7 @@ def execution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Execution:
     """No program is started; the working directory is put back afterwards."""
     execution = Execution()
     monkeypatch.setattr(os, "execve", execution)
+    monkeypatch.setattr(subprocess, "Popen", execution.start)
     monkeypatch.chdir(tmp_path)
     return execution
 
@@ -206,10 +213,47 @@ def test_a_node_becomes_flowers_program_in_its_state(tmp_path: Path, execution: 
     with health_server(tls=made) as port:
         launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}", threads=3))
 
-    ((program, command, environment, directory),) = execution.calls
-    assert environment["OMP_NUM_THREADS"] == "3"
+    ((program, command, _, directory),) = execution.calls
     assert Path(program).name == "flower-supernode"
     assert option(command, "--superlink") == f"{HOST}:{port}"
+    assert option(command, "--isolation") == "process"
+    assert directory == tmp_path / "state"
+    ((executor, environment, directory),) = execution.children
+    assert executor[1:] == ["-m", "deploy.executor", str(tmp_path / "node.yaml"), str(os.getpid())]
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert directory == tmp_path / "state"
+
+
+def test_a_node_alone_leaves_data_and_state_to_its_executor(
+    tmp_path: Path, execution: Execution
+) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    shutil.copy(made / "ca.crt", tmp_path / "ca.crt")
+    create_node_key(tmp_path / "node.key")
+    with health_server(tls=made) as port:
+        path = node_yaml(
+            tmp_path, superlink=f"{HOST}:{port}", data="missing.csv", executor_secret="secret"
+        )
+        launch_supernode(path, alone=True)
+
+    assert len(execution.calls) == 1
+    assert not execution.children
+    assert not (tmp_path / "state").exists()
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o640
+    with pytest.raises(ConfigError, match="--alone needs executor-secret"):
+        launch_supernode(node_yaml(tmp_path), alone=True)
+
+
+def test_an_executor_needs_the_secret_and_no_key(tmp_path: Path, execution: Execution) -> None:
+    path = node_yaml(tmp_path)
+    with pytest.raises(ConfigError, match="start `fedrc supernode` first"):
+        launch_clientapp(path)
+    ensure_secret(tmp_path / "state" / "executor.secret")
+
+    launch_clientapp(path)
+
+    ((_, command, _, directory),) = execution.calls
+    assert command[1:] == ["-m", "deploy.executor", str(path)]
     assert directory == tmp_path / "state"
 
 

@@ -101,7 +101,7 @@ class Project:
         containers = self.containers()
         if service not in containers:
             return False
-        return "flwr-clientapp" in attempt("docker", "top", containers[service]["Id"]).stdout
+        return "deploy.task" in attempt("docker", "top", containers[service]["Id"]).stdout
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:

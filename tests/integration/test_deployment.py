@@ -56,8 +56,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     try:
         made.start()
         for partition in range(3):
-            made.node(f"client-{partition}", partition).start()
-        made.node("observer-0", 3, role="observe").start()
+            # Some of the apps below are broken on purpose.
+            apps = "{apps: [installed, any]}"
+            made.node(f"client-{partition}", partition, policy=apps).start()
+        made.node("observer-0", 3, role="observe", policy="{apps: [installed, any]}").start()
         wait_until(
             lambda: "4 nodes registered, 4 online" in fedrc("node", "list", made.file).stdout,
             "four nodes online",
@@ -140,10 +142,10 @@ def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: F
     victim = federation.nodes["client-1"]
     run = federation.run("node-killed", *flags(rounds=5, epochs=60))
     federation.wait_for_round("node-killed", 2)
-    wait_until(lambda: bool(federation.processes("flwr-clientapp", "client-1")), "client-1 at work")
+    wait_until(lambda: bool(federation.processes("deploy.task", "client-1")), "client-1 at work")
 
     victim.kill()
-    for process in federation.processes("flwr", "client-1"):
+    for process in federation.processes("deploy.", "client-1"):
         process.kill()
     federation.wait_for_round("node-killed", 3)
 
