@@ -235,9 +235,9 @@ def years(dates: Series) -> NDArray[np.float64]:
 def _turn(dates: Series, part: str) -> NDArray[np.float64]:
     """How much of its circle a part of a date has gone through, from 0 to 1."""
     if part == "season":
-        return (_field(dates, "dayofyear") - 1) / 366
+        return (_field(dates, "day_of_year") - 1) / 366
     if part == "weekday":
-        return _field(dates, "weekday") / 7
+        return _field(dates, "day_of_week") / 7
     return (_field(dates, "hour") + _field(dates, "minute") / 60) / 24
 
 

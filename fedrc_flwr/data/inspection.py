@@ -120,6 +120,8 @@ def _inspect_table(
         return Findings(content.name, content.words, label, client, problems=tuple(problems))
     names_of_classes, counts = class_names(frame[label], classes)
     problems += label_problems(frame[label], f"the label {label!r}", classes, OTHER)
+    if problems:
+        counts = {}  # what is no label has no classes to list
     special = {label, client, *(ABOUT if client else ())}
     looks = tuple(_look(frame[name], name, ignore, kinds) for name in names if name not in special)
     clients = counted(frame[client]) if client else {}
@@ -182,8 +184,9 @@ def no_client(candidates: list[str]) -> str:
     named = [f"--client {name}" for name in (likely or candidates)[:3]]
     could = f", such as {' or '.join(named)}" if named else ""
     return (
-        f"nothing says which client each row belongs to: name the column with --client{could}; or "
-        "have the rows dealt out to made-up clients with --set data.clients=12"
+        f"nothing says which client each row belongs to: name the column with --client{could}; if "
+        "this is the data of a single node of a deployment, use fedrc check --schema FILE; to "
+        "simulate made-up clients, use fedrc simulate --set data.clients=12"
     )
 
 
@@ -205,14 +208,16 @@ def client_problems(clients: Mapping[str, int], missing: int, column: str) -> li
 
 def label_notes(labels: Series, counts: Mapping[str, int], label: str) -> list[str]:
     """What to know about the labels."""
-    notes = []
+    notes: list[str] = []
+    if not counts:
+        return notes
     missing = len(labels) - sum(counts.values())
     if missing:
         notes.append(f"{in_words(missing, 'row')} without a label: left out")
     rare = [name for name, rows in counts.items() if 0 < rows < 10]
     if rare:
-        notes.append(f"fewer than 10 rows with the label {listed(rare, 6)}: hard to learn")
-    largest = max(counts.values(), default=0)
+        notes.append(f"labels with fewer than 10 rows, hard to learn: {listed(rare, 6)}")
+    largest = max(counts.values())
     if largest > 0.9 * sum(counts.values()):
         notes.append(
             f"{largest / sum(counts.values()):.1%} of the rows have one label: always answering it "
@@ -271,6 +276,8 @@ def _inspect_arrays(content: Content, owners: bool, classes: int) -> Findings:
     labels = pd.Series(content.arrays["y"])
     names, counts = class_names(labels, classes)
     problems = label_problems(labels, "the label y", classes)
+    if problems:
+        counts = {}
     clients: dict[str, int] = {}
     if "client" in content.arrays:
         clients = counted(pd.Series(content.arrays["client"]))

@@ -24,7 +24,7 @@ from fedrc_flwr.data.inspection import Findings, inspect
 from fedrc_flwr.data.reading import FORMS
 from fedrc_flwr.data.schema import Schema, parse_schema, plain_schema, read_schema
 from fedrc_flwr.data.settings import NO_SCENARIO, DataSettings
-from fedrc_flwr.errors import DataError
+from fedrc_flwr.errors import ConfigError, DataError
 from fedrc_flwr.plugins import is_reference, located_reference
 
 #: Fraction of each class that is held back for observers if the data names none.
@@ -106,7 +106,7 @@ def own_spec(settings: DataSettings) -> DatasetSpec:
     if settings.schema and not loaded.owners and not settings.clients:
         raise DataError(
             f"{settings.dataset}: the schema names no column that says which client each row "
-            "belongs to: add it to the schema as client, or set data.clients to deal the rows out"
+            "belongs to: name it with --client, or set data.clients to simulate made-up clients"
         )
     return DatasetSpec(
         len(schema.classes), schema.input_shape, lambda _: loaded, owners=loaded.owners,
@@ -115,9 +115,30 @@ def own_spec(settings: DataSettings) -> DatasetSpec:
 
 
 def given_schema(settings: DataSettings) -> Schema:
-    """The schema that ``data.schema`` names or holds."""
+    """The schema that ``data.schema`` names or holds.
+
+    It says all about the columns but, where it was made from one client's table, which column names
+    the clients.
+    """
     text = settings.schema
-    return parse_schema(text) if text.lstrip().startswith("{") else read_schema(Path(text))
+    recorded = text.lstrip().startswith("{")
+    schema = parse_schema(text) if recorded else read_schema(Path(text))
+    if not schema.is_table:
+        return schema
+    said = {
+        "label-column": (settings.label_column, schema.label),
+        "client-column": (settings.client_column, schema.client or settings.client_column),
+    }
+    if not recorded:
+        said |= {"ignore": (settings.ignore, ""), "columns": (settings.columns, "")}
+    for name, (given, known) in said.items():
+        if given and given != known:
+            named = f", which has {known!r}" if known else ""
+            raise ConfigError(
+                f"data.{name} = {given!r}: the schema says all about the columns{named}: leave it "
+                "out, or edit the schema"
+            )
+    return replace(schema, client=schema.client or settings.client_column)
 
 
 def looked_at(settings: DataSettings, owners: bool = True) -> Findings:

@@ -118,6 +118,10 @@ def _separator(lines: list[str]) -> str:
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """The arrays of a .npz file that have one of these names."""
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise DataError(
+            f"{path}: torn, or not a .npz file: expected what numpy.savez writes", "unreadable"
+        )
     try:
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in names if name in content}
@@ -128,7 +132,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
                 "or texts"
             ) from None
         raise DataError(
-            f"{path}: torn or not a .npz file of plain arrays ({error})", "unreadable"
+            f"{path}: torn, or not a .npz file of plain arrays ({error})", "unreadable"
         ) from None
 
 

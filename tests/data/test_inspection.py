@@ -168,6 +168,13 @@ def test_continuous_target_is_refused() -> None:
     assert "or choose another column with --label" in words
 
 
+def test_quantity_is_told_of_once_and_not_listed_as_classes() -> None:
+    found = inspect(table(), label="age", client="site")
+
+    assert found.classes == {}
+    assert found.notes == ()
+
+
 def test_label_with_a_value_for_every_third_row_is_refused() -> None:
     names = [f"code {number // 3}" for number in range(ROWS)]
 
@@ -197,6 +204,7 @@ def test_table_without_clients_is_refused_with_the_columns_that_could_be_one() -
 
     assert "--client site" in words
     assert "--client sex" not in words
+    assert "fedrc check --schema" in words
     assert "--set data.clients=12" in words
     assert inspect(table(), "finding", owners=False).schema is not None
 

@@ -385,7 +385,9 @@ def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, wor
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [("own.npz", b"PK torn", "own.npz"), ("own.csv", b"\xff\xfe\x00", "own.csv"),
+    [("own.npz", b"PK torn", "own.npz: torn, or not a .npz file"),
+     ("own.npz", b"x,y\n1,2\n", "own.npz: torn, or not a .npz file"),
+     ("own.npz", b"\x93NUMPY\x01\x00", "own.npz: torn, or not a .npz file"), ("own.csv", b"\xff\xfe\x00", "own.csv"),
      ("own.txt", b"", "expected a .csv, .tsv, .parquet or .npz file"),
      ("own.parquet", b"torn", "own.parquet")],
 )  # fmt: skip
@@ -520,3 +522,36 @@ def test_table_with_a_schema_is_not_dealt_out_unasked(tmp_path: Path) -> None:
         Scenario(settings, seed=0)
 
     assert Scenario(replace(settings, clients=4), seed=0).clients == 4
+
+
+def test_client_column_is_added_to_a_schema_that_names_none(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("site;age;code\n" + "x;70;flu\ny;30;cold\n" * 20)
+    schema = Schema(("cold", "flu"), (Column("age", NUMBER),), "code")
+    schema.save(tmp_path / "schema.json")
+    settings = DataSettings(
+        dataset=str(tmp_path / "a.csv"),
+        schema=str(tmp_path / "schema.json"),
+        client_column="site",
+    )
+
+    scenario = Scenario(settings, seed=0)
+
+    assert [scenario.client(index).name for index in range(len(scenario))] == ["x", "y"]
+    assert scenario.schema.client == "site"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("label_column", "age"), ("client_column", "age"), ("ignore", "age"), ("columns", "age")],
+)
+def test_options_that_a_schema_has_answered_are_refused(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (tmp_path / "a.csv").write_text("site;age;code\n" + "x;70;flu\ny;30;cold\n" * 20)
+    schema = Schema(("cold", "flu"), (Column("age", NUMBER),), "code", "site")
+    schema.save(tmp_path / "schema.json")
+    settings = DataSettings(dataset=str(tmp_path / "a.csv"), schema=str(tmp_path / "schema.json"))
+
+    assert Scenario(replace(settings, label_column="code", client_column="site"), seed=0).grouped
+    with pytest.raises(ConfigError, match="the schema says all about the columns"):
+        Scenario(replace(settings, **{key: value}), seed=0)
