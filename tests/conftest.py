@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+# Networks and matrices this small lose more by sharing the work than by doing it. NumPy's libraries
+# and the programs that tests start read this from the environment, so it comes before all imports.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import hypothesis
 import pytest
@@ -9,7 +14,6 @@ import torch
 
 from fedrc_flwr.data import images
 
-# Networks this small lose more by sharing the work than by doing it.
 torch.set_num_threads(1)
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("untimed", deadline=None)
