@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Networks and matrices this small lose more by sharing the work than by doing it. NumPy's libraries
@@ -13,11 +14,31 @@ import tiny_data
 import torch
 
 from fedrc_flwr.data import images
+from fedrc_flwr.engine import outputs
+from fedrc_flwr.report.figures import draw_mixture_weights
 
 torch.set_num_threads(1)
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undrawn_and_unflushed() -> Iterator[None]:
+    """Runs in this process draw no picture at their end and do not wait for the disk.
+
+    Either takes longer than most runs. The fixture ``pictures`` is for tests that look at one.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outputs, "draw_mixture_weights", lambda state, path: None)
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process draw their picture, as they do for users."""
+    monkeypatch.setattr(outputs, "draw_mixture_weights", draw_mixture_weights)
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,7 @@ def assert_same_models(one: ServerState, other: ServerState) -> None:
 # --- to the end ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_writes_all_its_results_and_passes_its_rounds_on(tmp_path: Path) -> None:
     directory, events = tmp_path / "run", []
     config = small(directory)

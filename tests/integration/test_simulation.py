@@ -29,7 +29,7 @@ SMALL = ["recipe=paper", "data.clients=6", "model.hidden=16"]
 
 def command(output: Path, *settings: str) -> list[str]:
     flags = [part for setting in settings for part in ("--set", setting)]
-    return [*FEDRC, "--output", str(output), *flags]
+    return [*FEDRC, "--output", str(output), "--cpus", "1", *flags]
 
 
 def fedrc(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -211,7 +211,7 @@ def test_a_run_that_fails_exits_with_an_error_and_the_reason(tmp_path: Path) -> 
     output = tmp_path / "run"
     config = configured(clients=6, hidden=16, rounds=3, min_replies=0.9, attempts=1)
 
-    outcome = simulate(config, output, lambda event: None, app=app)
+    outcome = simulate(config, output, lambda event: None, app=app, cpus=1)
 
     assert not outcome.completed
     assert "round 1 had too few usable replies" in outcome.reason

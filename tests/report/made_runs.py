@@ -50,6 +50,7 @@ class MadeRun:
         self.log = MetricsLog(directory)
         self.rng = np.random.default_rng(0)
         self.round = 0
+        self._judged: dict[tuple[int, ...], dict[str, Any]] = {}
         write_json(directory / CONFIG, self.config.to_dict())
 
     def clusters(self) -> tuple[int, ...]:
@@ -106,8 +107,15 @@ class MadeRun:
                 },
             }  # fmt: skip
             if self.tallies:
-                metrics |= judge(self.evaluations(), self.state().clients, self.clusters())
+                metrics |= self.judged()
         return metrics
+
+    def judged(self) -> dict[str, Any]:
+        """What is evaluated depends on the clusters alone."""
+        living = self.clusters()
+        if living not in self._judged:
+            self._judged[living] = judge(self.evaluations(), self.state().clients, living)
+        return self._judged[living]
 
     def evaluations(self) -> dict[str, Evaluation]:
         found = {}
@@ -127,7 +135,7 @@ class MadeRun:
         for _ in range(rounds):
             self.round += 1
             metrics = self.metrics()
-            if tallies := metrics.pop("tallies", None):
+            if (tallies := metrics.pop("tallies", None)) and checkpoint:
                 write_json(self.directory / EVALUATION, recorded_tallies(self.state(), tallies))
             self.log.append(metrics)
             if checkpoint:
