@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.words import similar
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -40,9 +41,10 @@ def read(kind: str, name_or_path: str, folder: Path) -> tuple[Path, dict[str, An
     try:
         content = yaml.load(path.read_text("utf-8"), _UniqueKeys)
     except FileNotFoundError:
+        known = names(folder)
         raise ConfigError(
-            f"{kind} = {name_or_path!r}: no such {kind}; ready-made ones are "
-            f"{', '.join(names(folder))}, or give the path of a .yaml file"
+            f"{kind} = {name_or_path!r}: no such {kind}{similar(name_or_path, known)}; ready-made "
+            f"ones are {', '.join(known)}, or give the path of a .yaml file"
         ) from None
     except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:
         raise ConfigError(f"{kind} file {path}: {error}") from None

@@ -53,6 +53,7 @@ def test_show_takes_a_file(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere"], "no such scenario"),
+        (["digit"], "no such scenario; did you mean 'digits'?"),
         (["digits", "--set", "data.clients=-1"], "data.clients = -1"),
         (["digits", "--set", "data.dataset=gone.npz"], "gone.npz does not exist"),
         (["digits", "--output", "picture.pdf"], "expected the name of a .png file"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedrc_flwr.words import counted
+from fedrc_flwr.words import counted, similar
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,10 @@ from fedrc_flwr.words import counted
 )
 def test_noun_agrees_with_its_number(number: int, words: str) -> None:
     assert counted(number, "round") == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("digit", "; did you mean 'digits'?"), ("unlike", ""), ("", "")]
+)
+def test_similar_name_is_suggested(name: str, words: str) -> None:
+    assert similar(name, ["cifar10", "digits"]) == words

@@ -26,6 +26,7 @@ from fedrc_flwr.data.schema import Schema, parse_schema, plain_schema, read_sche
 from fedrc_flwr.data.settings import NO_SCENARIO, DataSettings
 from fedrc_flwr.errors import ConfigError, DataError
 from fedrc_flwr.plugins import is_reference, located_reference
+from fedrc_flwr.words import similar
 
 #: Fraction of each class that is held back for observers if the data names none.
 HELD_BACK = 0.2
@@ -93,10 +94,9 @@ def own_spec(settings: DataSettings) -> DatasetSpec:
             schema = plain_schema(shape, settings.classes)
         if schema is None:
             raise DataError(
-                f"data.dataset: {path.absolute()} does not exist: give one of "
-                f"{', '.join(DATASETS)}, or the path of {FORMS}; set data.directory to where it "
-                "is, or, on a server without data, data.schema, or data.classes and "
-                "data.input-shape",
+                f"data.dataset: {path.absolute()} does not exist{_neighbour(path)}: give the path "
+                f"of {FORMS}, or one of {', '.join(DATASETS)}; if only the nodes of a deployment "
+                "have data, set data.schema, or data.classes and data.input-shape",
                 "no-data",
             )
         return DatasetSpec(
@@ -173,6 +173,12 @@ def own_facts(settings: DataSettings) -> list[int]:
 def _stamp(path: Path | None) -> int:
     """Changes when the file does, so that a changed file is read again."""
     return path.stat().st_mtime_ns if path is not None and path.exists() else 0
+
+
+def _neighbour(path: Path) -> str:
+    """A file beside it that may have been meant."""
+    folder = path.absolute().parent
+    return similar(path.name, (file.name for file in folder.iterdir())) if folder.is_dir() else ""
 
 
 def _missing(path: Path) -> Dataset:

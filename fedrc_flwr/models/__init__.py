@@ -60,8 +60,8 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.network and self.network not in MODELS and not is_reference(self.network):
             raise ConfigError(
-                f"model.network = {self.network!r}: expected {', '.join(MODELS)} or "
-                "package.module:function or file.py:function"
+                f"model.network = {self.network!r}: expected {', '.join(MODELS)}, or a function of "
+                "yours as package.module:function or file.py:function"
             )
         if self.weights and self.network not in VISION:
             raise ConfigError(

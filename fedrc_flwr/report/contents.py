@@ -15,6 +15,7 @@ from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.checkpoint import CHECKPOINTS, Checkpoint, has_checkpoint, latest_checkpoint
 from fedrc_flwr.config import all_keys
 from fedrc_flwr.data.settings import title
+from fedrc_flwr.engine.directory import OF_A_FAILED_START
 from fedrc_flwr.errors import CheckpointError, DataError
 from fedrc_flwr.report.headline import WARNINGS, headline
 from fedrc_flwr.report.history import History, history
@@ -82,6 +83,9 @@ def gather(directory: Path) -> Contents:
     """Read a run's directory."""
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; name the directory of a run")
+    found = {path.name for path in directory.iterdir()}
+    if found and not found & {*OF_A_FAILED_START, CHECKPOINTS}:
+        raise DataError(f"{directory}: holds no run; name the directory of a run")
     summary, config = read_json(directory / SUMMARY), read_json(directory / CONFIG)
     told = history(read_events(directory / METRICS))
     notes: list[str] = []

@@ -387,7 +387,8 @@ def test_csv_that_cannot_be_trained_on_is_refused(tmp_path: Path, text: str, wor
     ("name", "content", "words"),
     [("own.npz", b"PK torn", "own.npz: torn, or not a .npz file"),
      ("own.npz", b"x,y\n1,2\n", "own.npz: torn, or not a .npz file"),
-     ("own.npz", b"\x93NUMPY\x01\x00", "own.npz: torn, or not a .npz file"), ("own.csv", b"\xff\xfe\x00", "own.csv"),
+     ("own.npz", b"\x93NUMPY\x01\x00", "own.npz: torn, or not a .npz file"),
+     ("own.csv", b"\xff\xfe\x00", "own.csv"),
      ("own.txt", b"", "expected a .csv, .tsv, .parquet or .npz file"),
      ("own.parquet", b"torn", "own.parquet")],
 )  # fmt: skip
@@ -440,6 +441,13 @@ def test_unknown_name_is_told_with_the_known_ones(tmp_path: Path) -> None:
 
 
 # --- server and nodes ---------------------------------------------------------------------------
+
+
+def test_file_beside_a_missing_one_is_suggested(tmp_path: Path) -> None:
+    npz(tmp_path, **arrays())
+
+    with pytest.raises(DataError, match=r"does not exist; did you mean 'own\.npz'"):
+        scenario_for(tmp_path / "won.npz")
 
 
 def test_server_without_the_file_needs_classes_and_input_shape(tmp_path: Path) -> None:

@@ -279,6 +279,13 @@ def test_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
         gather(tmp_path / "gone")
 
 
+def test_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "patients.csv").touch()
+
+    with pytest.raises(DataError, match="holds no run"):
+        gather(tmp_path)
+
+
 def test_failed_run_says_why(made: MadeRun) -> None:
     made.play(2).end("failed", "nobody came")
 
