@@ -52,6 +52,7 @@ class Contents:
     outcome : the headline without its warnings, which are the ``banners``, by kind
     facts : what was run and what came out, as label and text
     settings : keys whose values differ from the defaults: key, value, default
+    sections : the sections of settings that the run read
     notes : what is missing, and why
     """
 
@@ -65,6 +66,7 @@ class Contents:
     facts: list[tuple[str, str]]
     figures: list[tuple[str, str]]
     settings: list[tuple[str, str, str]]
+    sections: list[str]
     notes: list[str]
     history: History
     population: Population
@@ -120,6 +122,7 @@ def gather(directory: Path) -> Contents:
         facts=_facts(config, told, people),
         figures=_figures(told, people, rand),
         settings=changed(config),
+        sections=sorted({key.partition(".")[0] for key in config}),
         notes=notes,
         history=told,
         population=people,

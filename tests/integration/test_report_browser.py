@@ -16,7 +16,7 @@ from made_runs import SCRIPT, MadeRun
 from PIL import Image
 from processes import FEDRC, MARK, marked, wait_until
 
-from fedrc_flwr.report.log import METRICS, read_events
+from fedrc_flwr.report.log import CONFIG, METRICS, read_events, read_json, write_json
 from fedrc_flwr.report.page import write_beside, write_page
 
 browser_module = pytest.importorskip("browser", reason="selenium is not installed")
@@ -197,6 +197,10 @@ def test_warnings_are_banners(browser: Any, made: MadeRun) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_two_runs_side_by_side(browser: Any, made: MadeRun, tmp_path: Path, width: int) -> None:
     other = MadeRun(tmp_path / "other", rounds=3).play(3)
+    # As a run of another algorithm records it, without the settings of FedRC.
+    recorded = read_json(other.directory / CONFIG)
+    kept = {key: value for key, value in recorded.items() if not key.startswith("fedrc.")}
+    write_json(other.directory / CONFIG, {**kept, "algorithm": "fedavg"})
     page = write_beside([made.directory, other.directory], tmp_path / "beside.html")
 
     browser.look(width)
@@ -208,12 +212,18 @@ def test_two_runs_side_by_side(browser: Any, made: MadeRun, tmp_path: Path, widt
         )
         overflow = browser.run("return document.documentElement.scrollWidth - innerWidth")
         differ = browser.text("#differences tbody")
+        figures = browser.run(
+            "return [...document.querySelectorAll('figure')].map("
+            "(one) => one.getBoundingClientRect().top)"
+        )
     finally:
         browser.look()
 
     assert (tops[0] == tops[1]) == (width > 1000)
+    assert (figures[:5] == figures[5:]) == (width > 1000)
     assert overflow <= 0
     assert "rounds" in differ
+    assert "fedrc.clusters4\u2013" in differ
     assert browser.text("#moves tbody").startswith("ward-000cluster 0 (0.90) \u00b7 50.0%")
     assert browser.errors() == []
 

@@ -30,18 +30,20 @@
 
   function column(run) {
     const article = make("article");
-    article.append(make("h2", run.name));
+    const head = make("div");
+    head.append(make("h2", run.name));
     const facts = run.facts.map(([label, text]) => `${label}: ${text}`).join(" \u00b7 ");
-    article.append(make("p", facts, "soft"));
-    for (const [kind, text] of run.banners) article.append(make("div", text, "banner " + kind));
-    if (run.outcome) article.append(make("p", run.outcome, "outcome"));
+    head.append(make("p", facts, "soft"));
+    for (const [kind, text] of run.banners) head.append(make("div", text, "banner " + kind));
+    if (run.outcome) head.append(make("p", run.outcome, "outcome"));
     const list = make("dl");
     for (const [label, text] of run.figures) {
       const pair = make("div");
       pair.append(make("dt", label), make("dd", text));
       list.append(pair);
     }
-    article.append(list);
+    head.append(list);
+    article.append(head);
     for (const name of FIGURES) {
       const figure = make("figure", undefined, name);
       const [, title, about, nothing] = CHARTS.find((chart) => chart[0] === name);
@@ -88,7 +90,10 @@
   function showSettings() {
     const defaults = new Map(runs.flatMap((run) => run.settings.map(([key, , normal]) => [key, normal])));
     const values = runs.map((run) => new Map(run.settings.map(([key, value]) => [key, value])));
-    const rows = [...defaults].map(([key, normal]) => [key, ...values.map((own) => own.get(key) ?? normal)])
+    // A run has no value for a setting of an algorithm that is not its own.
+    const value = (run, i, key, normal) =>
+      (run.sections.includes(key.split(".")[0]) ? values[i].get(key) ?? normal : "\u2013");
+    const rows = [...defaults].map(([key, normal]) => [key, ...runs.map((run, i) => value(run, i, key, normal))])
       .filter(([, ...cells]) => new Set(cells).size > 1);
     $("#differences").hidden = !rows.length;
     fill("#differences", ["key", ...runs.map((run) => run.name)], rows);
