@@ -15,6 +15,8 @@ from federation import Federation
 from PIL import Image
 
 from fedrc_flwr.config import load_config
+from fedrc_flwr.data.inspection import inspect
+from fedrc_flwr.data.telling import report
 from fedrc_flwr.report.summary import adjusted_rand_index
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -114,3 +116,17 @@ def test_hospitals_have_a_table_each(tmp_path: Path, monkeypatch: pytest.MonkeyP
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [f"node-{number}.csv" for number in range(1, 7)]
     assert "hospital" not in (tmp_path / "node-1.csv").read_text().splitlines()[0].split(";")
+
+
+def test_page_shows_what_check_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (EXAMPLES.parent / "docs" / "own-data.md").read_text("utf-8")
+    printed = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    load("hospitals", monkeypatch).main(["hospitals.csv"])
+
+    lines = report(inspect(Path("hospitals.csv"), client="hospital"))
+
+    assert len(printed) > 12
+    for line in printed:
+        start = line.removesuffix("...").rstrip()
+        assert any(real.startswith(start) for real in lines), line

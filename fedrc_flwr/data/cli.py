@@ -11,7 +11,7 @@ from fedrc_flwr.errors import MISUSED, ConfigError, FedRCError
 
 Label = Annotated[str | None, typer.Option(help="Column with the labels of your table.")]
 Client = Annotated[
-    str | None, typer.Option(help="Column that says whose each row of your table is.")
+    str | None, typer.Option(help="Column that says which client each row belongs to.")
 ]
 Ignore = Annotated[
     str | None, typer.Option(help="Columns of your table to leave out, separated by commas.")

@@ -92,7 +92,7 @@ def look_at(values: Series, name: str, kind: str = "", keep: bool = False) -> Lo
     share = found.distinct / max(1, len(values) - missing)
     names_rows = _is_key(values) if found.column.kind == NUMBER else _is_code(values, found)
     if share >= UNIQUE and len(values) >= 20 and names_rows:
-        return found.left_out("it has a value of its own in every row, as an identifier has")
+        return found.left_out("a different value in every row, like an identifier")
     return found
 
 

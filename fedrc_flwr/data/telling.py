@@ -9,6 +9,7 @@ from fedrc_flwr.data.inspection import Findings
 from fedrc_flwr.data.kinds import Look
 from fedrc_flwr.data.scenario import Scenario
 from fedrc_flwr.data.schema import Schema, listed
+from fedrc_flwr.words import counted
 
 #: Clients and classes that are listed one by one.
 MOST = 12
@@ -48,8 +49,8 @@ def learned_from(schema: Schema) -> str:
     left_out = [column.name for column in schema.columns if column.kind == IGNORED]
     without = f", without {listed(left_out, 5)}" if left_out else ""
     return (
-        f"The network gets {schema.input_shape[0]} numbers for each row, from {' and '.join(parts)}"
-        f"{without}."
+        f"The network gets {schema.input_shape[0]} numbers for each row, from "
+        f"{' and '.join(part for part in (', '.join(parts[:-1]), parts[-1]) if part)}{without}."
     )
 
 
@@ -87,9 +88,9 @@ def _shares(found: Findings) -> list[str]:
 
 def _clients(found: Findings) -> str:
     sizes = sorted(found.clients.values())
-    each = [f"{name} {rows}" for name, rows in found.clients.items()]
+    each = [f"{name} ({counted(rows, 'row')})" for name, rows in found.clients.items()]
     if len(each) <= MOST:
-        return f"{len(each)} with rows {', '.join(each)}"
+        return f"{len(each)}, {', '.join(each)}"
     middle = sizes[len(sizes) // 2]
     return f"{len(each)} with {sizes[0]} to {sizes[-1]} rows, half of them fewer than {middle}"
 
@@ -108,11 +109,11 @@ def _table(looks: Sequence[Look]) -> list[str]:
 
 def what_is_done(column: Column) -> str:
     """What is done to a column, in words."""
-    marked = ", and one that says where it is missing" if column.missing else ""
+    marked = ", and a 0 or 1 for missing" if column.missing else ""
     if column.kind == NUMBER:
-        return f"scaled around {column.centre:g} by {column.scale:g}{marked}"
+        return f"minus {column.centre:g}, divided by {column.scale:g}{marked}"
     if column.kind == CATEGORY:
-        return f"a number for each of {len(column.categories)} values{marked}"
+        return f"a 0 or 1 for each of {counted(len(column.categories), 'value')}{marked}"
     if column.kind == TEXT:
         return f"words hashed to {column.buckets} numbers{marked}"
     return f"its {', '.join(column.parts)}, read as {column.format}{marked}"

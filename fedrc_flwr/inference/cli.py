@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(help="A run's directory, or one checkpoint of it.")]
 Data = Annotated[
-    Path | None, typer.Option(help="Your samples: a .npz or .csv file, or a folder of images.")
+    Path | None, typer.Option(help="Your samples: a table, .npz file or folder of images.")
 ]
 Client = Annotated[str | None, typer.Option(help="Or a client or observer of the run's scenario.")]
-WeightsFile = Annotated[Path | None, typer.Option("--weights", help="What fedrc assign wrote.")]
+WeightsFile = Annotated[
+    Path | None, typer.Option("--weights", help="File that fedrc assign wrote.")
+]
 State = Annotated[
     Path | None,
     typer.Option(help="Or the state directory of a client that trained."),
 ]
 Hard = Annotated[
     bool | None,
-    typer.Option("--hard/--soft", help="With the likeliest model, or all; default: as the run."),
+    typer.Option(
+        "--hard/--soft", help="The likeliest model alone, or the mixture; default: as the run."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 

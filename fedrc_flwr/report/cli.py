@@ -25,7 +25,8 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The page's file; default: report.html in the run; of several runs, beside.html."
+            help="File for the page; default: report.html in the run's directory, or beside.html "
+            "here for several runs."
         ),
     ] = None,
     figures: Annotated[

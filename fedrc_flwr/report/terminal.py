@@ -87,13 +87,16 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
         f"  clusters left        {summary.get('clusters')}",
         f"  local accuracy       {number('local_accuracy')}",
         *(beside_constant(local) if local else []),
-        f"  global accuracy      {number('global_accuracy')}",
     ]
-    if summary.get("fine_tuned_local_accuracy") is not None:
-        lines.append(f"  fine-tuned, local    {number('fine_tuned_local_accuracy')}")
-    lines.append(f"  adjusted Rand index  {number('adjusted_rand_index')}")
-    if summary.get("epsilon") is not None:
-        lines.append(f"  epsilon spent        {number('epsilon')} (statistics only)")
+    # What there is only with observers, fine-tuning, known concepts and noise.
+    for name, text, note in (
+        ("global_accuracy", "global accuracy", ""),
+        ("fine_tuned_local_accuracy", "fine-tuned, local", ""),
+        ("adjusted_rand_index", "adjusted Rand index", ""),
+        ("epsilon", "epsilon spent", " (statistics only)"),
+    ):
+        if summary.get(name) is not None:
+            lines.append(f"  {text:<20} {number(name)}{note}")
     if summary.get("undecided"):
         lines.append(f"  {hidden(summary['undecided'])}")
     return [*lines, f"results in {directory}"]

@@ -359,7 +359,7 @@ def test_check_tells_everything_and_ends_well(hospitals: Path) -> None:
 
     assert done.exit_code == 0, done.output
     for words in ("60 rows and 5 columns", "Label 'finding': 2 classes", "flu", "50.0%",
-                  "3 with rows a 20, b 20, c 20", "missing in 5 rows", "identifier",
+                  "3, a (20 rows), b (20 rows), c (20 rows)", "missing in 5 rows", "identifier",
                   "It can be run. The network gets 3 numbers"):  # fmt: skip
         assert words in done.output
 
