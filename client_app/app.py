@@ -16,7 +16,16 @@ from flwr.supercore import log
 
 from client_app.node import is_deployed, name_of, participant, run_of, version_of
 from fedrc_flwr import __version__, wire
-from fedrc_flwr.engine.admission import HARMLESS, VERSION, Refusal, harmless, refusal, same_minor
+from fedrc_flwr.data.schema import parse_schema
+from fedrc_flwr.engine.admission import (
+    COLUMN_CODES,
+    HARMLESS,
+    VERSION,
+    Refusal,
+    harmless,
+    refusal,
+    same_minor,
+)
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import FedRCError, RunError
 
@@ -64,9 +73,18 @@ def _introduction(context: Context) -> Enrolment | Refusal:
         enrolment = participant(context).enrolment()
     except Exception as error:
         log(ERROR, "%s cannot take part: %s", name, error, exc_info=_unexpected(error))
-        return refusal(error, name)
+        return _without_own_columns(refusal(error, name), context)
     log(INFO, "%s: takes part with %s samples", name, enrolment.samples)
     return replace(enrolment, version=version)
+
+
+def _without_own_columns(refused: Refusal, context: Context) -> Refusal:
+    """The same without the name of a column that only this node's table has."""
+    if refused.code not in COLUMN_CODES:
+        return refused
+    schema = run_of(context).data.schema
+    known = parse_schema(schema).column_names() if schema else ()
+    return refused if refused.column in known else replace(refused, column="")
 
 
 def _unexpected(error: Exception) -> Exception | None:

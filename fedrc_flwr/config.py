@@ -26,6 +26,7 @@ from fedrc_flwr.engine.outputs import RunSettings
 from fedrc_flwr.engine.rounds import FederationSettings
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models import ModelSettings
+from fedrc_flwr.plugins import refuse_code
 from fedrc_flwr.privacy import PrivacySettings
 from fedrc_flwr.report.log import CONFIG
 from fedrc_flwr.settings import Scalar, key
@@ -40,6 +41,10 @@ FIXED = ("scenario", "recipe", "algorithm", "seed")
 FIXED_OF_ALGORITHMS = ("clusters", "shared-body", "initial-spread")
 #: Keys that neither may set.
 RUN_KEYS = ("scenario", "recipe", "seed", "resolved")
+
+
+#: How a function that a file names is trusted.
+NAME_IT = "set it yourself: --set {key}={value}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,10 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
     for name, value in names.items():
         if not isinstance(value, str):
             raise ConfigError(f"{name} = {value!r}: expected the name or path of a {name} file")
-    values = {**read_scenario(names["scenario"]), **read_recipe(names["recipe"]), **user}
+    scenario = read_scenario(names["scenario"])
+    unset = {name: value for name, value in scenario.items() if name not in user}
+    refuse_code(f"scenario file {names['scenario']}", unset, (), NAME_IT)
+    values = {**scenario, **read_recipe(names["recipe"]), **user}
     config = _build(values)
     for name in user:
         section = name.partition(".")[0]
@@ -193,6 +201,7 @@ def recorded_config(directory: Path, changes: Mapping[str, Any] | None = None) -
         resumed = {**recorded, "resolved": True, "run.resume": True}
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{directory} holds no run to resume: {error}") from None
+    refuse_code(directory, recorded, settings.flattened(changes or {}).values(), NAME_IT)
     for name, value in settings.flattened(changes or {}).items():
         section, _, last = name.rpartition(".")
         fixed = name in FIXED or section in SCENARIO_SECTIONS or last in FIXED_OF_ALGORITHMS

@@ -21,6 +21,7 @@ from fedrc_flwr.data.telling import report
 from fedrc_flwr.engine.directory import DATA, check_new, clear
 from fedrc_flwr.errors import ConfigError, DataError, RunError
 from fedrc_flwr.inference.raw import as_array
+from fedrc_flwr.plugins import CODE
 from fedrc_flwr.report import notebook
 from fedrc_flwr.report.log import Event
 from fedrc_flwr.report.terminal import Terminal
@@ -238,7 +239,8 @@ class Federation:
             raise KeyboardInterrupt
         if not outcome.completed:
             raise RunError(f"the run did not complete: {outcome.reason}")
-        return Run(directory, keep)
+        recorded = config.to_dict()
+        return Run(directory, keep, [str(recorded[name]) for name in CODE])
 
     def _in_python(self, message: str) -> str:
         """A message without the options of the command line and without a temporary path."""

@@ -16,6 +16,8 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    beside.unlink(missing_ok=True)
+    os.close(not_following(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     try:
         yield beside
         if durable:
@@ -25,6 +27,11 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             _flush(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def not_following(path: str | os.PathLike[str], flags: int) -> int:
+    """An ``opener`` for a file to write: a symbolic link is refused, wherever it points to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _flush(path: Path) -> None:

@@ -5,19 +5,41 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedrc_flwr.errors import ConfigError
 
+#: The settings that may name a function, which is executed.
+CODE = ("data.dataset", "model.network")
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 
 
 def is_reference(text: str) -> bool:
     """Whether a text has the form of a function's name: in a module, or in a file."""
     return _REFERENCE.fullmatch(text) is not None
+
+
+def refuse_code(
+    where: object, settings: Mapping[str, Any], trusted: Container[Any], how: str
+) -> None:
+    """Refuse settings of a file that name a function, unless the user trusts it by name.
+
+    Parameters
+    ----------
+    where : the file or directory that the settings come from
+    trusted : the functions that the user has named
+    how : how to name one, with ``{key}`` and ``{value}`` in it
+    """
+    for key in CODE:
+        value = settings.get(key)
+        if isinstance(value, str) and is_reference(value) and value not in trusted:
+            raise ConfigError(
+                f"{where} names code that would be executed: {key} = {value!r}. If you trust it, "
+                f"{how.format(key=key, value=value)}"
+            )
 
 
 def located_reference(text: str) -> str:

@@ -12,6 +12,8 @@ from fedrc_flwr.errors import WireError
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
+#: Most characters of a text that a client sends.
+LONGEST = 128
 #: The type of the message that asks a client to enrol.
 ENROL = "query.enrol"
 #: Version of the messages; both sides must speak the same.
@@ -45,6 +47,15 @@ def sample_count(value: Any) -> int:
     """A number of samples, refused if it is none."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WireError(f"number of samples is {value!r}, expected a whole number from 1")
+    return value
+
+
+def checked_text(value: Any, what: str, least: int = 0) -> str:
+    """A short text in one line, refused if it is anything else."""
+    if not isinstance(value, str) or not least <= len(value) <= LONGEST or not value.isprintable():
+        raise WireError(
+            f"{what} is {str(value)[:40]!r}, expected {least} to {LONGEST} printable characters"
+        )
     return value
 
 

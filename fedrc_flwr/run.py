@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,18 +34,25 @@ class Run:
     ----------
     directory : as ``fedrc simulate --output`` and ``Federation.fit`` write it
     keep : anything that must live as long as this object, such as a temporary directory
+    trusted : functions that the run may name as its network or data, and that may be executed
     """
 
-    def __init__(self, directory: str | Path, keep: object = None) -> None:
+    def __init__(
+        self, directory: str | Path, keep: object = None, trusted: Collection[str] = ()
+    ) -> None:
         self.directory = Path(directory).resolve()
         self._keep = keep
+        self._trusted = trusted
         if not self.directory.is_dir():
             raise DataError(f"{self.directory}: no such directory; name the directory of a run")
 
     @classmethod
-    def load(cls, directory: str | Path) -> Run:
-        """Open a run of this machine again, or one that a deployment's server has written."""
-        run = cls(directory)
+    def load(cls, directory: str | Path, trusted: Collection[str] = ()) -> Run:
+        """Open a run of this machine again, or one that a deployment's server has written.
+
+        A run that names a function, as its network or data, is refused unless you trust it.
+        """
+        run = cls(directory, trusted=trusted)
         run.trained  # noqa: B018, a directory without a checkpoint is refused here
         return run
 
@@ -119,7 +127,7 @@ class Run:
     @cached_property
     def trained(self) -> Trained:
         """The models after the last round."""
-        return load_trained(self.directory)
+        return load_trained(self.directory, trusted=self._trusted)
 
     def model(self, client: str) -> ClientModel:
         """The model of a client that took part: the clusters' models, mixed by its weights."""

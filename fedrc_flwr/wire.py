@@ -25,7 +25,14 @@ from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.metrics import Evaluation, Tally
-from fedrc_flwr.records import SCHEMA, checked_config, record_of, sample_count, statistic
+from fedrc_flwr.records import (
+    SCHEMA,
+    checked_config,
+    checked_text,
+    record_of,
+    sample_count,
+    statistic,
+)
 from fedrc_flwr.state import Membership
 
 YARDSTICK = -2  # key of the network that fingerprints are taken with
@@ -240,7 +247,7 @@ def decode_refusal(content: RecordDict) -> Refusal | None:
     if "refusal" not in content:
         return None
     config = checked_config(content, "refusal")
-    return Refusal(**{k: str(config.get(k, ""))[:200] for k in Refusal.__dataclass_fields__})
+    return Refusal(**{k: checked_text(config.get(k, ""), k) for k in Refusal.__dataclass_fields__})
 
 
 def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) -> Enrolment:
@@ -251,19 +258,16 @@ def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) 
     except KeyError as error:
         raise WireError(f"enrolment lacks {error}") from None
     enrolment = Enrolment(**fields)
-    if not isinstance(enrolment.name, str) or not enrolment.name:
-        raise WireError("enrolment has no name")
+    for what, least in (("name", 1), ("style", 0), ("version", 0)):
+        checked_text(fields[what], what, least)
     if enrolment.role not in roles:
         raise WireError(f"role is {enrolment.role!r}, expected one of {', '.join(roles)}")
     sample_count(enrolment.samples)
     if enrolment.classes != classes:
         raise WireError(f"has {enrolment.classes} classes, this federation has {classes}")
-    if not isinstance(enrolment.concept, int) or not isinstance(enrolment.style, str):
-        raise WireError(
-            f"concept is {enrolment.concept!r} and style is {enrolment.style!r}, expected a whole "
-            "number and text"
-        )
-    if not isinstance(enrolment.version, str) or not same_minor(enrolment.version):
+    if not isinstance(enrolment.concept, int):
+        raise WireError(f"concept is {enrolment.concept!r}, expected a whole number")
+    if not same_minor(enrolment.version):
         raise WireError(Refusal(enrolment.name, VERSION, version=str(enrolment.version)).reason())
     return enrolment
 

@@ -15,3 +15,9 @@ def similar(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'digits'?`` after a name that nothing has, if something is called alike."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def one_line(text: str, otherwise: str) -> str:
+    """The last line of a text from elsewhere, short and without control characters."""
+    line = (text.strip().splitlines() or [otherwise])[-1][:300]
+    return "".join(c if c.isprintable() else "?" for c in line)

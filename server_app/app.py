@@ -20,8 +20,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run, or resume, one federation."""
     config = from_flower(context.run_config)
-    directory = config.run.directory(config.named(), config.algorithm, config.seed).resolve()
-    run_on_flower(config, directory, grid)
+    place = config.run.directory(config.named(), config.algorithm, config.seed)
+    # A link in place of the run's own directory is refused, and so must not be resolved.
+    run_on_flower(config, place.parent.resolve() / place.name, grid)
 
 
 def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:

@@ -16,6 +16,7 @@ from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.records import ENROL, SCHEMA
+from fedrc_flwr.words import one_line
 from server_app.exchange import Answer, Outbox, Pause
 
 #: Seconds until a node that did not answer, or could not take part, is asked again; then doubled.
@@ -136,7 +137,7 @@ class Roster:
     def _refuse(self, node: int, reason: str, name: str = "") -> None:
         """Note, and tell at once, why a node is not enrolled; it is asked again later."""
         name = name or self._called(node)
-        line = (reason.strip().splitlines() or ["no reason given"])[-1][:300]
+        line = one_line(reason, "no reason given")
         self._asked.pop(node, None)
         pause = min(2 * self._again.get(node, (0.0, ASK_AGAIN / 2))[1], LONGEST_PAUSE)
         self._again[node] = (time.monotonic() + pause, pause)

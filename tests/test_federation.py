@@ -167,7 +167,7 @@ def test_model_is_saved_and_exported(run: Run, tmp_path: Path) -> None:
     model = run.model("c")
 
     weights = read_weights(model.save(tmp_path / "c.json"), load_trained(run.directory))
-    exported = load_exported(model.export(tmp_path / "c.pt2"))
+    exported = load_exported(model.export(tmp_path / "c.pt2"), [str(tmp_path / "c.pt2")])
 
     assert dict(zip(weights.clusters, weights.values.tolist(), strict=True)) == model.weights
     np.testing.assert_allclose(exported.probabilities(x), model.predict_proba(x), atol=1e-5)

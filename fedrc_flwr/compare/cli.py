@@ -63,7 +63,9 @@ def compare(
     """
     from fedrc_flwr.compare.plan import check, comparison_names, read_comparison, with_changes
     from fedrc_flwr.compare.runner import open_directory
-    from fedrc_flwr.config import parse_setting
+    from fedrc_flwr.config import NAME_IT, parse_setting
+    from fedrc_flwr.plugins import refuse_code
+    from fedrc_flwr.settings import flattened
     from fedrc_flwr.simulation import check_engine
 
     if listed:
@@ -74,6 +76,8 @@ def compare(
     try:
         planned = _planned(comparison, scenario, algorithms)
         given = dict(parse_setting(text) for text in settings or [])
+        for named in (*planned.rows.values(), *planned.columns.values(), planned.settings):
+            refuse_code(f"comparison {comparison}", flattened(named), given.values(), NAME_IT)
         planned = with_changes(
             planned,
             tuple(int(seed) for seed in _numbers("--seeds", seeds, int)),

@@ -311,8 +311,10 @@ def node_settings(settings: DataSettings, seed: int, dataset: str, role: str) ->
 
 
 def node_client(settings: DataSettings, seed: int, index: int) -> ClientData:
-    """The data of a node under ``node_settings``: all of it, unless it names several clients."""
+    """The data of a node under ``node_settings``: all of it, unless it names several clients.
+
+    What it says about concept and style stays on the node.
+    """
     scenario = scenario_of(settings, seed)
-    if scenario.grouped:
-        return scenario.client(index)
-    return replace(scenario.client(0), truth=GroundTruth(-1, "none"))
+    client = scenario.client(index if scenario.grouped else 0)
+    return replace(client, truth=GroundTruth(-1, "none"))

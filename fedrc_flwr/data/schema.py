@@ -76,6 +76,10 @@ class Schema:
         """Whether samples are rows of a table."""
         return bool(self.columns)
 
+    def column_names(self) -> set[str]:
+        """The names of all columns that it knows."""
+        return {column.name for column in self.columns} | {self.label, self.client} - {""}
+
     def features(self, frame: DataFrame) -> NDArray[np.float32]:
         """Rows of a table as inputs of a network, (N, D)."""
         if not self.is_table:

@@ -36,6 +36,8 @@ REASONS = {
     "small-cohort": "its policy demands that more clients take part",
     FAILED: "something failed on it",
 }
+#: The codes that name a column.
+COLUMN_CODES = ("missing-column", "wrong-kind", "unknown-label")
 #: Errors about messages and numbers, which name neither files nor data.
 HARMLESS = (DivergedError, WireError)
 

@@ -20,8 +20,9 @@ from fedrc_flwr.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from fedrc_flwr.engine.directory import RUN_LOG
+from fedrc_flwr.engine.directory import RUN_LOG, Claim
 from fedrc_flwr.errors import CheckpointError, ConfigError
+from fedrc_flwr.files import not_following
 from fedrc_flwr.report.figures import draw_mixture_weights
 from fedrc_flwr.report.headline import headline
 from fedrc_flwr.report.history import history
@@ -44,6 +45,7 @@ from fedrc_flwr.state import ServerState
 from fedrc_flwr.words import counted
 
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
+LONGEST_NAME = 128  # of a run, in characters
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.name in (".", "..") or set(self.name) & set("/\\\0"):
             raise ConfigError(
-                f"run.name = {self.name!r}: expected the name of a directory, not a path"
+                f"run.name = {self.name[:LONGEST_NAME]!r}: expected the name of a directory, not a "
+                "path"
+            )
+        if len(self.name) > LONGEST_NAME or not self.name.isprintable():
+            raise ConfigError(
+                f"run.name = {self.name[:LONGEST_NAME]!r}: expected at most {LONGEST_NAME} "
+                "characters, all of them printable"
             )
         if self.resume_round and not self.resume:
             raise ConfigError(
@@ -189,8 +197,12 @@ class Outputs:
             raise ConfigError(
                 f"{directory} holds a run already: choose another run.name, or set run.resume"
             )
+        self._claim = Claim(directory)
         self._metrics = MetricsLog(directory)
-        self._handler = logging.FileHandler(directory / RUN_LOG, encoding="utf-8")
+        self._file = open(  # noqa: SIM115, closed with the run
+            directory / RUN_LOG, "a", encoding="utf-8", opener=not_following
+        )
+        self._handler = logging.StreamHandler(self._file)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(self._handler)
         if log.level == logging.NOTSET:
@@ -263,17 +275,21 @@ class Outputs:
     def finish(
         self, state: ServerState, status: str, epsilon: float | None, reason: str = ""
     ) -> dict[str, Any]:
-        """Write and return the summary."""
+        """Write and return the summary, on a full disk too."""
+        self._claim.free_reserve()
         told = history(read_events(self.directory / METRICS))
         people = population(self._checkpoint(state), told.judged)
         summary = summarise(
             state, self.recorded, status, self._elapsed(), self._evaluation, epsilon, reason,
             self._undecided, headline(self.recorded, told, people, status, reason),
         )  # fmt: skip
-        if state.reported():
-            draw_mixture_weights(state, self.directory / "mixture_weights.png")
         write_json(self.directory / SUMMARY, summary)
         self._metrics.append({"event": "end", **summary})
+        try:
+            if state.reported():
+                draw_mixture_weights(state, self.directory / "mixture_weights.png")
+        except OSError as error:
+            log.warning("mixture_weights.png is not written: %s", error)
         self._loggers.end(summary)
         rounds = counted(state.round, "round")
         log.info("%s after %s; results in %s", status, rounds, self.directory)
@@ -284,6 +300,8 @@ class Outputs:
         """Stop writing the run's log."""
         log.removeHandler(self._handler)
         self._handler.close()
+        self._file.close()
+        self._claim.give_up()
 
     def _checkpoint(self, state: ServerState) -> Checkpoint:
         network = self.network

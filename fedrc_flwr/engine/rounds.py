@@ -21,6 +21,7 @@ from fedrc_flwr.errors import RunError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, ServerState
+from fedrc_flwr.words import one_line
 
 #: Clients whose mixture weights are recorded in every round.
 MOST_WEIGHED = 200
@@ -239,7 +240,7 @@ class Rounds:
 
     def fail(self, name: str, reason: str) -> None:
         """Record and log why a client's reply is not used, in one line."""
-        line = (reason.strip().splitlines() or ["unknown"])[-1][:300]
+        line = one_line(reason, "unknown")
         self.failed[name] = line
         log.warning("%s: reply not used: %s", name, line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -95,10 +96,17 @@ class Run:
             self._finish("stopped", "stopped by the user")
             raise
         except Exception as error:
-            self._finish("failed", f"{type(error).__name__}: {error}")
+            self._finish("failed", _told(error, self.outputs.directory))
             raise
         return self._finish("completed")
 
     def _finish(self, status: str, reason: str = "") -> Event:
         state = self.rounds.state
         return self.outputs.finish(state, status, self.algorithm.epsilon(state), reason)
+
+
+def _told(error: Exception, directory: Path) -> str:
+    """An unexpected error in words."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {directory} is full: free some space and resume the run"
+    return f"{type(error).__name__}: {error}"

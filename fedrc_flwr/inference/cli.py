@@ -35,6 +35,13 @@ Hard = Annotated[
         "--hard/--soft", help="The likeliest model alone, or the mixture; default: as the run."
     ),
 ]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust-code",
+        help="A function that the run names, or a .pt2 file: let it be executed. Repeatable.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
@@ -50,6 +57,7 @@ def assign(
     data: Data = None,
     client: Client = None,
     device: Device = "cpu",
+    trust_code: Trust = None,
 ) -> None:
     """Find a client's mixture weights from its labelled samples, and say how certain they are."""
     from fedrc_flwr.inference import assign as find
@@ -57,7 +65,7 @@ def assign(
 
     try:
         _either("--data", data, "--client", client)
-        trained = _load(run, device)
+        trained = _load(run, device, trust_code)
         samples = (
             read_labelled(data, trained.schema)
             if data is not None
@@ -88,6 +96,7 @@ def predict(
     ] = True,
     batch: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 1024,
     device: Device = "cpu",
+    trust_code: Trust = None,
 ) -> None:
     """Predict labels for unlabelled samples or, with --client, for a client's test part."""
     from fedrc_flwr.inference import in_batches, read_batches, scenario_client, write_predictions
@@ -97,7 +106,7 @@ def predict(
     try:
         _either("--data", data, "--client", client)
         check_output(out)
-        trained = _load(run, device)
+        trained = _load(run, device, trust_code)
         mine = _weights(trained, weights, state)
         batches = (
             read_batches(data, trained.schema, batch)
@@ -120,6 +129,7 @@ def export(
     weights: WeightsFile = None,
     state: State = None,
     hard: Hard = None,
+    trust_code: Trust = None,
 ) -> None:
     """Write one client's model as a single file that runs without this package."""
     from fedrc_flwr.inference import export_model
@@ -128,7 +138,7 @@ def export(
 
     try:
         check_export(out)
-        trained = _load(run, "cpu")
+        trained = _load(run, "cpu", trust_code)
         mine = _weights(trained, weights, state)
         export_model(out, trained, mine, runs_hard(trained) if hard is None else hard)
     except FedRCError as error:
@@ -159,6 +169,7 @@ def serve(
         float, typer.Option(min=0, help="Time to finish requests on shutdown.")
     ] = 30.0,
     device: Device = "cpu",
+    trust_code: Trust = None,
 ) -> None:
     """Serve one client's model over the Open Inference Protocol (v2), until stopped."""
     from fedrc_flwr.inference import ServeOptions, load_exported, personal
@@ -168,13 +179,13 @@ def serve(
 
     try:
         if is_checkpoint(model):
-            trained = _load(model, device)
+            trained = _load(model, device, trust_code)
             mine = _weights(trained, weights, state)
             served = personal(trained, mine, runs_hard(trained) if hard is None else hard)
         else:
             if weights is not None or state is not None or hard is not None:
                 raise ConfigError(f"{model}: an exported model has its weights built in: give none")
-            served = load_exported(model)
+            served = load_exported(model, trust_code or ())
         options = ServeOptions(
             name=name, host=host, port=port, http_port=http_port, tls_cert=tls_cert,
             tls_key=tls_key, max_batch=max_batch,
@@ -186,10 +197,12 @@ def serve(
         raise _refused(error) from None
 
 
-def _load(path: Path, device: str) -> Trained:
+def _load(path: Path, device: str, trust_code: list[str] | None) -> Trained:
     from fedrc_flwr.inference import load_trained
 
-    return load_trained(path, device, lambda text: typer.echo(f"fedrc: {text}", err=True))
+    return load_trained(
+        path, device, lambda text: typer.echo(f"fedrc: {text}", err=True), trust_code or ()
+    )
 
 
 def _weights(trained: Trained, weights: Path | None, state: Path | None) -> Weights:

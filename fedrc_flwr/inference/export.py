@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,11 @@ def check_export(path: Path) -> None:
         )
 
 
-def load_exported(path: Path) -> Personal:
+def load_exported(path: Path, trusted: Collection[str] = ()) -> Personal:
     """Load a file that ``export_model`` wrote, to be run by torch or onnxruntime.
 
-    torch reads parts of a .pt2 file as pickles: open only files from those you trust.
+    torch reads parts of a .pt2 file as pickles, which may execute anything. Such a file is refused
+    unless its path is among ``trusted``.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file: expected a model by fedrc export")
@@ -85,7 +86,15 @@ def load_exported(path: Path) -> Personal:
             f"{path}: expected a run's directory, a .safetensors checkpoint, or an exported "
             f"{' or '.join(SUFFIXES)} file"
         )
-    return _load_onnx(path) if path.suffix == ".onnx" else _load_torch(path)
+    if path.suffix == ".onnx":
+        return _load_onnx(path)
+    if os.fspath(path) not in trusted:
+        raise CheckpointError(
+            f"{path}: torch reads parts of a .pt2 file as pickles, which may execute anything. If "
+            f"you trust whoever made it, pass --trust-code {path} (in Python, trusted=[...]), or "
+            "use a .onnx file"
+        )
+    return _load_torch(path)
 
 
 def _write_onnx(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,12 @@ from fedrc_flwr.config import RunConfig, build_algorithm, load_config
 from fedrc_flwr.data.schema import Schema, parse_schema, plain_schema
 from fedrc_flwr.errors import CheckpointError, ConfigError, DataError, WireError
 from fedrc_flwr.models import build_model
+from fedrc_flwr.plugins import refuse_code
 from fedrc_flwr.state import Membership, ServerState
 from fedrc_flwr.training import log_probabilities
+
+#: How a function that a checkpoint names is trusted, in a command and in Python.
+TRUST_IT = "pass --trust-code {value} (in Python, trusted=[{value!r}])"
 
 
 @dataclass(frozen=True)
@@ -68,16 +72,22 @@ class Trained:
 
 
 def load_trained(
-    path: Path | str, device: str = "cpu", warn: Callable[[str], None] | None = None
+    path: Path | str,
+    device: str = "cpu",
+    warn: Callable[[str], None] | None = None,
+    trusted: Collection[str] = (),
 ) -> Trained:
     """The models in a run's directory (its newest checkpoint) or in one checkpoint file.
 
     Parameters
     ----------
     warn : called for each newer checkpoint of the directory that cannot be read
+    trusted : functions that the checkpoint may name as its network or data. Any other is refused,
+        because it would be executed.
     """
     path = Path(path)
     checkpoint, where = _find(path, warn or (lambda text: None))
+    refuse_code(where, checkpoint.config, trusted, TRUST_IT)
     config = _config(checkpoint, where)
     algorithm = build_algorithm(config)
     bank = _bank(checkpoint, config, algorithm.shared_body, where, device)

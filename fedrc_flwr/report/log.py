@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedrc_flwr.files import replacing
+from fedrc_flwr.files import not_following, replacing
 
 Event = dict[str, Any]
 METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
@@ -22,12 +22,12 @@ class MetricsLog:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / METRICS
         if self._path.exists():
-            with open(self._path, "rb+") as file:
+            with open(self._path, "rb+", opener=not_following) as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def append(self, event: Event) -> None:
         """Add an event and flush it."""
-        with open(self._path, "a", encoding="utf-8") as file:
+        with open(self._path, "a", encoding="utf-8", opener=not_following) as file:
             file.write(json.dumps(plain(event), allow_nan=False) + "\n")
 
     def rewind(self, round_number: int) -> None:

@@ -78,7 +78,7 @@ def test_reason_leaves_the_node_without_its_data_or_paths(
     ("error", "expected"),
     [
         (DataError("row 3 of p.csv: 'Smith'", "missing-column", "crp"),
-         Refusal("hospital-a", "missing-column", "crp")),
+         Refusal("hospital-a", "missing-column")),  # no column of a schema that the run has
         (DataError("row 3 of p.csv: 'Smith'"), Refusal("hospital-a", "data")),
         (ValueError("could not convert 'Smith'"), Refusal("hospital-a", "failed")),
     ],

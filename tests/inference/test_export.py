@@ -138,7 +138,8 @@ def test_hard_model_is_the_one_network_alone(suffix: str, trained: Trained, expo
     inputs = np.random.default_rng(1).random((4, 8, 8), dtype=np.float32)
     (expected,) = predict(trained, weights, [Batch(inputs, None)], hard=True)
 
-    model = load_exported(exported / f"hard{suffix}")
+    path = exported / f"hard{suffix}"
+    model = load_exported(path, trusted=[str(path)])
 
     np.testing.assert_allclose(model.probabilities(inputs), expected.probabilities, atol=1e-6)
     assert (model.input_shape, model.classes) == ((8, 8), 10)
@@ -154,7 +155,7 @@ def test_hard_model_is_the_one_network_alone(suffix: str, trained: Trained, expo
 
 def refused(path: Path, *words: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        load_exported(path)
+        load_exported(path, trusted=[str(path)])
     for word in [path.name, *words]:
         assert word in str(caught.value)
 

@@ -67,7 +67,7 @@ def test_exported_model_scales_raw_arrays_itself(suffix: str, tmp_path: Path) ->
     raw = np.array([[150, 0.5], [0.0, 0.6], [9999, np.nan]], dtype=np.float32)
 
     export_model(tmp_path / f"m{suffix}", found.trained, found.mixture, hard=False)
-    exported = load_exported(tmp_path / f"m{suffix}")
+    exported = load_exported(tmp_path / f"m{suffix}", [str(tmp_path / f"m{suffix}")])
 
     expected = by_hand(found, np.array([[1, 0], [-2, 1], [10, 0]]))
     np.testing.assert_allclose(exported.probabilities(raw), expected, atol=1e-5)
@@ -79,7 +79,7 @@ def test_exported_model_knows_the_columns_of_its_table(tmp_path: Path) -> None:
     found = model(TABLE, tmp_path / "run")
 
     found.export(tmp_path / "m.pt2")
-    exported = load_exported(tmp_path / "m.pt2")
+    exported = load_exported(tmp_path / "m.pt2", [str(tmp_path / "m.pt2")])
 
     inputs = exported.schema.features(ROWS)
     np.testing.assert_allclose(exported.probabilities(inputs), found.predict_proba(ROWS), atol=1e-6)
