@@ -16,7 +16,7 @@ from flwr.supercore import log
 
 from client_app.node import is_deployed, name_of, participant, run_of, version_of
 from fedrc_flwr import __version__, wire
-from fedrc_flwr.data.schema import parse_schema
+from fedrc_flwr.data.own import known_columns
 from fedrc_flwr.engine.admission import (
     COLUMN_CODES,
     HARMLESS,
@@ -82,8 +82,7 @@ def _without_own_columns(refused: Refusal, context: Context) -> Refusal:
     """The same without the name of a column that only this node's table has."""
     if refused.code not in COLUMN_CODES:
         return refused
-    schema = run_of(context).data.schema
-    known = parse_schema(schema).column_names() if schema else ()
+    known = known_columns(run_of(context).data)
     return refused if refused.column in known else replace(refused, column="")
 
 

@@ -525,8 +525,8 @@ class Disk:
         if self.steps >= self._fails_at:  # a machine that is off stays off
             raise PowerLossError
 
-    def open(self, path: Path, flags: int) -> int:
-        descriptor = os.open(path, flags)
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = os.open(path, flags, mode)
         self._paths[descriptor] = path
         return descriptor
 

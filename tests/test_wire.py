@@ -670,8 +670,8 @@ ENROLMENT = Enrolment("ward", "train", samples=12, classes=CLASSES, concept=0, s
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"name": ""}, "no name"),
-        ({"name": 3}, "no name"),
+        ({"name": ""}, "name is ''"),
+        ({"name": 3}, "name is '3'"),
         ({"role": "spy"}, "role is 'spy'"),
         ({"samples": 0}, "samples is 0"),
         ({"samples": -1}, "samples is -1"),
@@ -679,7 +679,7 @@ ENROLMENT = Enrolment("ward", "train", samples=12, classes=CLASSES, concept=0, s
         ({"samples": True}, "samples is True"),
         ({"classes": CLASSES + 1}, "has 4 classes, this federation has 3"),
         ({"concept": "zero"}, "concept is 'zero'"),
-        ({"style": 3}, "style is 3"),
+        ({"style": 3}, "style is '3'"),
         ({"schema": 9}, "schema version 9"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

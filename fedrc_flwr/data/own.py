@@ -141,6 +141,11 @@ def given_schema(settings: DataSettings) -> Schema:
     return replace(schema, client=schema.client or settings.client_column)
 
 
+def known_columns(settings: DataSettings) -> set[str]:
+    """The columns that the run's own schema names, and that may therefore be spoken of."""
+    return given_schema(settings).column_names() if settings.schema else set()
+
+
 def looked_at(settings: DataSettings, owners: bool = True) -> Findings:
     """What is in the user's data; see ``inspect``."""
     return inspect(

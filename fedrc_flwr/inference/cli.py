@@ -159,12 +159,26 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with a token that requests must show.")
+    ] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Authority of the certificates that clients must have, PEM.")
+    ] = None,
+    open_to_all: Annotated[
+        bool, typer.Option("--open", help="Serve whoever reaches --host, without a token.")
+    ] = False,
     max_batch: Annotated[int, typer.Option(min=1, help="Most samples per model call.")] = 256,
     batch_delay_ms: Annotated[
         float, typer.Option(min=0, help="How long to wait for more samples.")
     ] = 0.0,
     max_requests: Annotated[int, typer.Option(min=1, help="Most requests in progress.")] = 1024,
     max_message_mb: Annotated[float, typer.Option(min=0.001, help="Largest request.")] = 16.0,
+    request_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long a request may take to arrive.")
+    ] = 10.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Most HTTP connections.")] = 1024,
+    max_per_address: Annotated[int, typer.Option(min=1, help="Of these from one address.")] = 256,
     grace_seconds: Annotated[
         float, typer.Option(min=0, help="Time to finish requests on shutdown.")
     ] = 30.0,
@@ -191,6 +205,9 @@ def serve(
             tls_key=tls_key, max_batch=max_batch,
             batch_delay=batch_delay_ms / 1000, max_requests=max_requests,
             max_message_bytes=int(max_message_mb * 2**20), grace=grace_seconds,
+            token_file=token_file, client_ca=client_ca, open=open_to_all,
+            request_seconds=request_seconds, max_connections=max_connections,
+            max_per_address=max_per_address,
         )  # fmt: skip
         run(served, options, typer.echo)
     except FedRCError as error:

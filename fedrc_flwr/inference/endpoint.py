@@ -82,6 +82,11 @@ class Endpoint:
         gauge.set_function(lambda: self._under_way)
         self._batcher = Batcher(model.probabilities, max_batch, delay, batches.observe)
 
+    @property
+    def able(self) -> bool:
+        """Whether the next request would be answered."""
+        return self.ready and self._under_way < self._max_requests
+
     def metrics(self) -> bytes:
         """All counters, in Prometheus' text form."""
         return generate_latest(self.registry)

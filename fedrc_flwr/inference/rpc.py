@@ -72,7 +72,7 @@ class _Service:
         return MESSAGES["ServerLiveResponse"](live=True)
 
     async def ServerReady(self, request: Any) -> Any:
-        return MESSAGES["ServerReadyResponse"](ready=self._endpoint.ready)
+        return MESSAGES["ServerReadyResponse"](ready=self._endpoint.able)
 
     async def ModelReady(self, request: Any) -> Any:
         self._endpoint.check_name(request.name, request.version)

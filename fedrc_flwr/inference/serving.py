@@ -16,9 +16,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.inference.doors import (
+    TokenInterceptor,
+    Turnstile,
+    is_loopback,
+    limited_protocol,
+    read_token,
+    with_token,
+)
 from fedrc_flwr.inference.personalised import Personal
 from fedrc_flwr.inference.protocol import SERVICE
 
+#: How long a gRPC connection lasts; clients reconnect by themselves.
+CONNECTION_MS = 300_000
 #: Requests that may wait, for each one that may be in progress.
 PENDING = 4
 
@@ -32,6 +42,11 @@ class ServeOptions:
     port, http_port : 0: any that is free; None: not at all
     batch_delay : seconds to wait for more samples
     grace : seconds to finish requests in progress on shutdown
+    token_file : who asks must know the token in it
+    client_ca : who asks must have a certificate of this authority
+    open : serve everybody, on an address that others can reach too
+    request_seconds : how long a request may take to arrive
+    max_connections, max_per_address : of HTTP, in all and from each address
     """
 
     name: str = "fedrc"
@@ -45,6 +60,29 @@ class ServeOptions:
     max_requests: int = 1024
     max_message_bytes: int = 16 * 2**20
     grace: float = 30.0
+    token_file: Path | None = None
+    client_ca: Path | None = None
+    open: bool = False
+    request_seconds: float = 10.0
+    max_connections: int = 1024
+    max_per_address: int = 256
+
+    def check(self) -> None:
+        """Refuse to serve strangers, or a token in plain text, unless that is asked for."""
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ConfigError("--client-ca: client certificates need --tls-cert and --tls-key")
+        if is_loopback(self.host) or self.open:
+            return
+        if self.token_file is None and self.client_ca is None:
+            raise ConfigError(
+                f"--host {self.host}: others can reach this address: give --token-file or "
+                "--client-ca, or --open to serve whoever asks"
+            )
+        if self.tls_cert is None:
+            raise ConfigError(
+                f"--host {self.host}: a token needs TLS there: give --tls-cert and --tls-key, or "
+                "--open if a proxy in front does it"
+            )
 
 
 def serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) -> None:
@@ -66,7 +104,9 @@ def serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) ->
 async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) -> None:
     from fedrc_flwr.inference.endpoint import Endpoint
 
+    options.check()
     credentials = _credentials(options)
+    token = None if options.token_file is None else read_token(options.token_file)
     endpoint = Endpoint(
         options.name, model, options.max_batch, options.batch_delay, options.max_requests
     )
@@ -75,8 +115,8 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        rpc, port, checks = _grpc_server(endpoint, options, credentials)
-        web = None if options.http_port is None else _HttpServer(endpoint, options)
+        rpc, port, checks = _grpc_server(endpoint, options, credentials, token)
+        web = None if options.http_port is None else _HttpServer(endpoint, options, token)
         await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         await rpc.start()
         where = f"gRPC on {options.host}:{port}"
@@ -94,11 +134,12 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
 
 
 def _grpc_server(
-    endpoint: Any, options: ServeOptions, credentials: Any
+    endpoint: Any, options: ServeOptions, credentials: Any, token: str | None
 ) -> tuple[Any, int, health.aio.HealthServicer]:
     from fedrc_flwr.inference.rpc import handlers
 
     server = grpc.aio.server(
+        interceptors=[] if token is None else [TokenInterceptor(token)],
         options=[
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -108,7 +149,13 @@ def _grpc_server(
             ("grpc.server.max_pending_requests", PENDING * options.max_requests),
             ("grpc.server.max_pending_requests_hard_limit", PENDING * options.max_requests),
             ("grpc.server_max_unrequested_time_in_server", 3600),
-        ]
+            ("grpc.max_concurrent_streams", options.max_requests),  # on one connection
+            ("grpc.max_metadata_size", 16_384),
+            ("grpc.server_handshake_timeout_ms", round(1000 * options.request_seconds)),
+            # A half-sent message ends with its connection at the latest.
+            ("grpc.max_connection_age_ms", CONNECTION_MS),
+            ("grpc.max_connection_age_grace_ms", round(1000 * options.grace)),
+        ],
     )
     server.add_generic_rpc_handlers((handlers(endpoint),))
     checks = health.aio.HealthServicer()
@@ -128,10 +175,15 @@ def _grpc_server(
 class _HttpServer:
     """uvicorn in the same event loop, without signal handlers of its own."""
 
-    def __init__(self, endpoint: Any, options: ServeOptions) -> None:
+    def __init__(self, endpoint: Any, options: ServeOptions, token: str | None) -> None:
         import uvicorn
 
         from fedrc_flwr.inference.web import application
+
+        doors = Turnstile(options.max_connections, options.max_per_address)
+        web: Any = application(
+            endpoint, options.max_message_bytes, options.request_seconds, lambda: doors.full
+        )
 
         class Quiet(uvicorn.Server):
             @contextlib.contextmanager
@@ -151,8 +203,11 @@ class _HttpServer:
         tls: dict[str, Any] = {}
         if options.tls_cert is not None:
             tls = {"ssl_certfile": options.tls_cert, "ssl_keyfile": options.tls_key}
+        if options.client_ca is not None:
+            tls |= {"ssl_ca_certs": str(options.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
         config = uvicorn.Config(
-            application(endpoint, options.max_message_bytes), log_level="warning",
+            web if token is None else with_token(web, token), log_level="warning",
+            http=limited_protocol(doors, options.request_seconds), ws="none",
             timeout_graceful_shutdown=max(1, round(options.grace)), lifespan="off", **tls,
         )  # fmt: skip
         self._server = Quiet(config)
@@ -187,4 +242,11 @@ def _credentials(options: ServeOptions) -> Any:
         key = Path(str(options.tls_key)).read_bytes()
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"TLS: certificate and key cannot be used: {error}") from None
-    return grpc.ssl_server_credentials([(key, certificate)])
+    if options.client_ca is None:
+        return grpc.ssl_server_credentials([(key, certificate)])
+    try:
+        ssl.create_default_context(cafile=str(options.client_ca))
+        authority = options.client_ca.read_bytes()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--client-ca {options.client_ca}: {error}") from None
+    return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)

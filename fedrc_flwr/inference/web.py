@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ from fedrc_flwr.inference.endpoint import (
 )
 
 _CODES = {Reason.INVALID: 400, Reason.UNKNOWN: 404, Reason.BUSY: 429}
+#: Bodies of the largest size that may be held at once while they arrive.
+HELD = 8
 _log = logging.getLogger(__name__)
 
 
@@ -30,14 +33,56 @@ class _TooLarge(Exception):
     pass
 
 
-def application(endpoint: Endpoint, max_bytes: int) -> Starlette:
-    """The HTTP side of an endpoint."""
+class _TooSlow(Exception):
+    pass
+
+
+class Bodies:
+    """Reads the bodies of requests, within limits of size, time, and memory of all together."""
+
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._held = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body."""
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self._held += len(chunk)
+                    if size > self._max_bytes:
+                        raise _TooLarge(f"the request is larger than {self._max_bytes} bytes")
+                    if self._held > HELD * self._max_bytes:
+                        raise Refused(Reason.BUSY, "too many requests are being received")
+                    parts.append(chunk)
+        except TimeoutError:
+            raise _TooSlow(f"the request did not arrive within {self._seconds:g} s") from None
+        finally:
+            self._held -= size
+        return b"".join(parts)
+
+
+def application(
+    endpoint: Endpoint, max_bytes: int, seconds: float, full: Callable[[], bool]
+) -> Starlette:
+    """The HTTP side of an endpoint.
+
+    Parameters
+    ----------
+    max_bytes, seconds : how large a request may be, and how long it may take to arrive
+    full : whether no further connection is accepted
+    """
+    bodies = Bodies(max_bytes, seconds)
 
     async def live(request: Request) -> Response:
         return JSONResponse({"live": True})
 
     async def ready(request: Request) -> Response:
-        return JSONResponse({"ready": endpoint.ready}, 200 if endpoint.ready else 503)
+        able = endpoint.able and not full()
+        return JSONResponse({"ready": able}, 200 if able else 503)
 
     async def server(request: Request) -> Response:
         return JSONResponse(endpoint.server_metadata())
@@ -51,9 +96,11 @@ def application(endpoint: Endpoint, max_bytes: int) -> Starlette:
         return JSONResponse({"name": name, "ready": endpoint.ready})
 
     async def infer(request: Request) -> Response:
+        endpoint.check_name(*_asked(request))
+        body = await bodies.read(request)  # one that never ends must not count as in progress
+
         async def answer() -> Response:
-            endpoint.check_name(*_asked(request))
-            content = _parse(await _body(request, max_bytes))
+            content = _parse(body)
             wanted = [_text(output, "name") for output in _list(content, "outputs", [])]
             tensors = [_tensor(entry) for entry in _list(content, "inputs", None)]
             outputs = await endpoint.infer(tensors, wanted)
@@ -78,9 +125,11 @@ def application(endpoint: Endpoint, max_bytes: int) -> Starlette:
         return response
 
     async def predict(request: Request) -> Response:
+        endpoint.check_name(*_asked(request))
+        body = await bodies.read(request)
+
         async def answer() -> Response:
-            endpoint.check_name(*_asked(request))
-            instances = _parse(await _body(request, max_bytes)).get("instances")
+            instances = _parse(body).get("instances")
             if not isinstance(instances, list):
                 raise Refused(Reason.INVALID, "instances: expected a list of samples")
             return JSONResponse({"predictions": await endpoint.predict(instances)})
@@ -119,6 +168,8 @@ def _guarded(
             return JSONResponse({"error": str(refused)}, _CODES[refused.reason])
         except _TooLarge as error:
             return JSONResponse({"error": str(error)}, 413)
+        except _TooSlow as error:
+            return JSONResponse({"error": str(error)}, 408, {"connection": "close"})
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
         except Exception as error:  # a failing model must not stop the server
@@ -130,16 +181,6 @@ def _guarded(
 
 def _asked(request: Request) -> tuple[str, str]:
     return request.path_params["name"], request.path_params.get("version", "")
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    parts, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise _TooLarge(f"the request is larger than {max_bytes} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def served(test: Callable[[Ask, Endpoint], Coroutine[Any, Any, None]], **options
         model = Personal(schema, shares, "arithmetic")
         limit = options.get("max_requests", 8)
         endpoint = Endpoint("ward", model, 8, options.get("delay", 0.0), limit)
-        transport = httpx.ASGITransport(application(endpoint, max_bytes=1000))
+        transport = httpx.ASGITransport(application(endpoint, 1000, 5.0, lambda: False))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
 
             async def ask(path: str, body: Any = None, **more: Any) -> httpx.Response:
