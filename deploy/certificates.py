@@ -26,7 +26,7 @@ CA_DAYS, SERVER_DAYS = 3650, 365
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
 
 
-def create_authority(directory: Path) -> None:
+def create_authority(directory: Path, title: str = "fedrc federation authority") -> None:
     """Make ``ca.crt`` and ``ca.key``; an existing authority is never overwritten."""
     if (directory / CA_KEY).exists() or (directory / CA_CERTIFICATE).exists():
         raise ConfigError(
@@ -35,7 +35,7 @@ def create_authority(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrc federation authority")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title)])
     certificate = (
         _builder(name, name, key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -59,6 +59,22 @@ def issue_server_certificate(
     """Make ``server.crt`` and ``server.key`` for these hosts; earlier ones are replaced."""
     names = list(dict.fromkeys(names))
     general_names = check_names(names)
+    return issue(
+        directory, names[0][:64], ExtendedKeyUsageOID.SERVER_AUTH, days,
+        directory / SERVER_CERTIFICATE, directory / SERVER_KEY, general_names,
+    )  # fmt: skip
+
+
+def issue(
+    directory: Path,
+    name: str,
+    usage: x509.ObjectIdentifier,
+    days: int,
+    certificate_path: Path,
+    key_path: Path,
+    names: Iterable[x509.GeneralName] = (),
+) -> x509.Certificate:
+    """Make a key and a certificate for one use, by the authority of a directory."""
     authority = load_certificate(directory / CA_CERTIFICATE)
     authority_key = _load_key(directory / CA_KEY)
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
@@ -66,20 +82,21 @@ def issue_server_certificate(
     if not key_fits(directory / CA_KEY, authority):
         raise ConfigError(f"{directory / CA_KEY} is not the key of {directory / CA_CERTIFICATE}")
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
-    certificate = (
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = (
         _builder(subject, authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(general_names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
             critical=False,
         )
-        .sign(authority_key, hashes.SHA384())
     )
-    _replace_secret(directory / SERVER_KEY, _pem(key))
-    _write(directory / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = builder.sign(authority_key, hashes.SHA384())
+    _replace_secret(key_path, _pem(key))
+    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
     return certificate
 
 
@@ -169,13 +186,38 @@ def key_fits(key_path: Path, certificate: x509.Certificate) -> bool:
 
 def public_half(key_path: Path) -> bytes:
     """The public key of a node's private one, as PEM, as a SuperLink lists it."""
+    return (
+        _node_key(key_path)
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+
+
+def sign(key_path: Path, text: bytes) -> bytes:
+    """A node's signature, as its SuperNode signs."""
+    return _node_key(key_path).sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def public_key_of(path: Path) -> bytes:
+    """The public key of a ``.pub`` file, as PEM."""
     try:
-        key = serialization.load_ssh_private_key(_read(key_path, "a key"), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{key_path} is not a key that `fedrc node key` makes: {error}") from None
-    return key.public_key().public_bytes(
+        key = serialization.load_ssh_public_key(_read(path, "a public key"))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a .pub file of `fedrc node key`: {error}") from None
+    return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    problem = f"{path} is not a key that `fedrc node key` makes"
+    try:
+        key = serialization.load_ssh_private_key(_read(path, "a key"), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{problem}: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(problem)
+    return key
 
 
 def create_secret(path: Path, content: bytes) -> None:

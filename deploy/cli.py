@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy import node_cli
-from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError, RunError
+from deploy.commands import ControlFile, ServerFile, answer, guard, guarded, succeed
+from deploy.members_cli import certs, node
+from fedrc_flwr.errors import FAILED, STOPPED, ConfigError
 
 if TYPE_CHECKING:
-    from deploy.files import SuperLinkFile
+    from deploy.tunnel import Reach
     from fedrc_flwr.flower import Control
-
-certs = typer.Typer(help="The federation's certificates.", no_args_is_help=True)
-node = typer.Typer(help="The federation's nodes.", no_args_is_help=True)
-ServerFile = Annotated[Path, typer.Argument(help="The server's superlink.yaml.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -27,128 +23,24 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(certs, name="certs")
     app.add_typer(node, name="node")
     node.command("allow")(guarded(node_cli.allow))
-    for command in (superlink, serverapp, doctor, run, stop):
+    for command in (superlink, serverapp, doctor, run, stop, tunnel):
         app.command()(command)
     for command in (node_cli.supernode, node_cli.clientapp):
         app.command()(guarded(command))
 
 
-@certs.command("init")
-def certs_init(
-    directory: Annotated[Path, typer.Argument(help="Directory to create them in.")],
-    name: Annotated[
-        list[str], typer.Option(help="Host name or address of the server. Repeatable.")
-    ],
-) -> None:
-    """Make an authority and the server's certificate."""
-    from deploy.certificates import check_names, create_authority, issue_server_certificate
-
-    def work() -> None:
-        check_names(name)
-        create_authority(directory)
-        issue_server_certificate(directory, name)
-        typer.echo(f"made {directory}/ca.crt (copy it to every node) and {directory}/server.crt")
-
-    _guard(work)
-
-
-@certs.command("renew")
-def certs_renew(
-    directory: Annotated[Path, typer.Argument(help="Their directory.")],
-    name: Annotated[
-        list[str] | None, typer.Option(help="New list of names; default: the current ones.")
-    ] = None,
-) -> None:
-    """Renew the server's certificate under the same authority. Restart the SuperLink afterwards."""
-    from deploy.certificates import (
-        SERVER_CERTIFICATE,
-        facts,
-        issue_server_certificate,
-        load_certificate,
-    )
-
-    def work() -> None:
-        names = name or facts(load_certificate(directory / SERVER_CERTIFICATE)).names
-        certificate = issue_server_certificate(directory, names)
-        typer.echo(
-            f"renewed for {', '.join(names)} until {certificate.not_valid_after_utc:%Y-%m-%d}"
-        )
-
-    _guard(work)
-
-
-@node.command("key")
-def node_key(path: Annotated[Path, typer.Argument(help="The private key's file.")]) -> None:
-    """Make a node's key pair, on the node itself: the private key never leaves it."""
-    from deploy.certificates import create_node_key
-
-    def work() -> None:
-        public = create_node_key(path)
-        typer.echo(f"made {path}; copy {public} to the server and run there: fedrc node register")
-
-    _guard(work)
-
-
-@node.command("register")
-def node_register(
-    file: ServerFile,
-    public_key: Annotated[Path, typer.Argument(help="The node's .pub file.")],
-    name: Annotated[
-        str | None, typer.Option(help="As in its node.yaml; default: the .pub file's name.")
-    ] = None,
-) -> None:
-    """Register a node by its public key, under the name that its node.yaml has."""
-    from deploy.control import check_new_name, name_from, nodes_of
-
-    def work(server: SuperLinkFile, control: Control) -> str:
-        called = name or name_from(public_key)
-        check_new_name(called, nodes_of(server))
-        _succeed(control.register(public_key.resolve(), called))
-        return f"registered {called}"
-
-    _answer(file, work)
-
-
-@node.command("remove")
-def node_remove(
-    file: ServerFile, name: Annotated[str, typer.Argument(help="As `fedrc node list` shows it.")]
-) -> None:
-    """Remove a node."""
-    from deploy.control import find_node, nodes_of
-
-    def work(server: SuperLinkFile, control: Control) -> str:
-        found = find_node(nodes_of(server), name)
-        _succeed(control.unregister(str(found.id)))
-        return f"removed {found.called}"
-
-    _answer(file, work)
-
-
-@node.command("list")
-def node_list(file: ServerFile) -> None:
-    """Show the registered nodes."""
-    from deploy.doctor import list_nodes
-    from deploy.files import read_superlink_file
-
-    def work() -> None:
-        for finding in list_nodes(read_superlink_file(file)):
-            typer.echo(finding.text)
-
-    _guard(work)
-
-
 def superlink(file: ServerFile) -> None:
-    """Check superlink.yaml and run the SuperLink."""
+    """Check superlink.yaml and run the SuperLink, with the gate in front of it."""
     from deploy.launch import launch_superlink
 
-    _guard(lambda: launch_superlink(file))
+    guard(lambda: launch_superlink(file))
 
 
 def serverapp(file: ServerFile) -> None:
     """Run the executor of ServerApps next to the SuperLink."""
     from deploy.launch import launch_serverapp
 
-    _guard(lambda: launch_serverapp(file))
+    guard(lambda: launch_serverapp(file))
 
 
 def doctor(
@@ -158,7 +50,7 @@ def doctor(
     """Check the server or a node: files, certificates, clocks, health, nodes, the last round."""
     from deploy.doctor import examine_node, examine_superlink
     from deploy.files import read_node_file, read_superlink_file
-    from deploy.preflight import ERROR, Finding
+    from deploy.findings import ERROR, Finding
 
     def work() -> None:
         if server is None and node is None:
@@ -178,7 +70,7 @@ def doctor(
             shown.append(finding)
         return shown
 
-    _guard(work)
+    guard(work)
 
 
 def run(
@@ -270,59 +162,36 @@ def run(
             typer.echo(line)
         show_page(done.directory)
 
-    _guard(work)
+    guard(work)
 
 
 def stop(
-    file: ServerFile,
+    file: ControlFile,
     name: Annotated[str, typer.Argument(help="The run's name, as `fedrc run` printed it.")],
 ) -> None:
     """Stop a run; it can be resumed later."""
     from deploy.control import find_run, runs_of
 
-    def work(server: SuperLinkFile, control: Control) -> str:
+    def work(server: Reach, control: Control) -> str:
         found = find_run(runs_of(server), name)
-        _succeed(control.stop(str(found.id)))
+        succeed(control.stop(str(found.id)))
         return f"stopped {found.name}; to continue: fedrc run {file} --name {found.name} --resume"
 
-    _answer(file, work)
+    answer(file, work)
 
 
-def _answer(file: Path, work: Callable[[SuperLinkFile, Control], str]) -> None:
-    """Do something on the server of a file and print what came of it."""
-    from deploy.files import read_superlink_file
-    from deploy.submit import connect
+def tunnel(file: Annotated[Path, typer.Argument(help="An operator.yaml.")]) -> None:
+    """Open the control interface on loopback, through the gate, for `flwr` and other programs."""
+    from deploy.tunnel import keep_open, read_operator_file
 
-    def connected() -> None:
-        server = read_superlink_file(file)
-        with tempfile.TemporaryDirectory(prefix="fedrc-") as scratch:
-            typer.echo(work(server, connect(server, Path(scratch))))
+    def work() -> None:
+        operator = read_operator_file(file)
+        keep_open(
+            operator,
+            lambda here: typer.echo(
+                f"open on {here} (plain text, for this machine only) until Ctrl-C; in Flower's "
+                f'config.toml: address = "{here}", insecure = true'
+            ),
+        )
 
-    _guard(connected)
-
-
-def _succeed(answer: dict[str, object]) -> None:
-    """Refuse an answer of Flower's that is not a success."""
-    if not answer.get("success"):
-        said = str(answer.get("error-message", answer)).strip().splitlines()
-        hint = "; a key is registered only once: make a new pair with `fedrc node key`"
-        raise RunError(said[-1].rstrip(".") + hint * ("Public key already in use" in said[-1]))
-
-
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command, whose expected errors are told in one sentence."""
-
-    @functools.wraps(command)
-    def call(*args: Any, **kwargs: Any) -> None:
-        _guard(lambda: command(*args, **kwargs))
-
-    return call
-
-
-def _guard(work: Callable[[], None]) -> None:
-    """Print expected errors as one sentence instead of a traceback."""
-    try:
-        work()
-    except (FedRCError, OSError) as error:
-        typer.echo(f"fedrc: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
+    guard(work)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from deploy.files import LONGEST_NAME, Address, SuperLinkFile
+from deploy.certificates import public_key_of
+from deploy.files import LONGEST_NAME, Address
 from fedrc_flwr.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -64,9 +65,21 @@ class FlowerRun:
         return self.status.startswith("finished")
 
 
-def nodes_of(file: SuperLinkFile) -> list[Node]:
+class Server(Protocol):
+    """Where a control interface is: a server's file, or the way to it from elsewhere."""
+
+    @property
+    def flower(self) -> Address:
+        """Its address."""
+
+    @property
+    def inner_ca(self) -> Path | None:
+        """The authority of its certificate; None: plain text."""
+
+
+def nodes_of(file: Server) -> list[Node]:
     """The nodes that are registered now, sorted by name."""
-    return nodes_at(file.address, file.tls.ca if file.tls else None)
+    return nodes_at(file.flower, file.inner_ca)
 
 
 def nodes_at(address: Address, ca: Path | None) -> list[Node]:
@@ -82,13 +95,14 @@ def nodes_at(address: Address, ca: Path | None) -> list[Node]:
     return sorted(nodes, key=lambda node: (node.called, node.id))
 
 
-def runs_of(file: SuperLinkFile) -> list[FlowerRun]:
+def runs_of(file: Server) -> list[FlowerRun]:
     """The latest runs, newest first."""
     from flwr.common.serde import run_from_proto
     from flwr.proto.control_pb2 import ListRunsRequest
 
-    ca = file.tls.ca if file.tls else None
-    answer = _ask(file.address, ca, "runs", lambda client: client.ListRuns(ListRunsRequest()))
+    answer = _ask(
+        file.flower, file.inner_ca, "runs", lambda client: client.ListRuns(ListRunsRequest())
+    )
     runs = sorted(map(run_from_proto, answer.run_dict.values()), key=lambda run: run.pending_at)
     return [
         FlowerRun(
@@ -127,11 +141,21 @@ def check_new_name(name: str, nodes: list[Node]) -> None:
     """Refuse a name that another node has, or that no node.yaml could have."""
     if not name.strip() or len(name) > LONGEST_NAME:
         raise ConfigError(f"--name {name!r}: expected 1 to {LONGEST_NAME} characters")
+    if not name.isprintable():
+        raise ConfigError(f"--name {name!r}: expected characters that can be printed")
     if any(node.name == name for node in nodes):
         raise ConfigError(
-            f"a node called {name!r} is registered already: remove it first with `fedrc node "
-            f"remove`, or give another --name"
+            f"a node called {name!r} is registered already, and a name belongs to one key: `fedrc "
+            f"node rotate` gives it a new key, `fedrc node remove` removes it, --name takes another"
         )
+
+
+def check_new_key(public_key: Path, nodes: list[Node]) -> None:
+    """Refuse a key that a node has, before anything is changed."""
+    new = public_key_of(public_key)
+    for node in nodes:
+        if node.public_key == new:
+            raise ConfigError(f"{public_key} is the key of {node.called} already: make a new one")
 
 
 def find_run(runs: list[FlowerRun], wanted: str) -> FlowerRun:

@@ -7,18 +7,11 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from deploy.control import FlowerRun, nodes_of, runs_of
+from deploy.control import FlowerRun, Server, nodes_of, runs_of
+from deploy.exposure import check_interfaces, check_open
 from deploy.files import Address, NodeFile, SuperLinkFile
-from deploy.preflight import (
-    ERROR,
-    OK,
-    WARNING,
-    Finding,
-    check_node,
-    check_port,
-    check_reachable,
-    check_superlink,
-)
+from deploy.findings import ERROR, OK, WARNING, Finding
+from deploy.preflight import check_node, check_port, check_reachable, check_superlink
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import METRICS, read_events
 from fedrc_flwr.words import counted
@@ -32,6 +25,9 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
     yield from check_superlink(file, starting=False)
     findings = list(check_reachable(file.address, file.tls.ca if file.tls else None))
     yield from findings
+    if not file.insecure:
+        yield check_open(file.address, file.tls.ca if file.tls else None)
+        yield from check_interfaces(file)
     if file.health is not None:
         yield grpc_health(file.health, "SuperLink")
     if all(finding.level != ERROR for finding in findings):
@@ -85,7 +81,7 @@ def grpc_health(address: Address, who: str) -> Finding:
     return Finding(level, f"{who}'s gRPC health at {address}: {status}")
 
 
-def list_nodes(file: SuperLinkFile) -> Iterator[Finding]:
+def list_nodes(file: Server) -> Iterator[Finding]:
     """Which nodes are registered, and which of them are online."""
     nodes = nodes_of(file)
     online = sum(node.online for node in nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,14 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only programs on the same machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
 
 @dataclass(frozen=True)
 class SuperLinkFile:
@@ -39,13 +48,18 @@ class SuperLinkFile:
 
     Parameters
     ----------
-    address : how nodes and operators reach the SuperLink; a name of its certificate
-    listen : where it listens
+    address : how nodes reach the SuperLink; a name of its certificate
+    listen : where the gate listens, which passes the nodes' calls on to Flower
+    control : where Flower itself listens: on loopback, because whoever reaches it is an operator
+    isolated : whether nobody but operators can reach ``control`` although it is not on loopback, as
+        on an internal network of containers
     certificates : directory with ca.crt, server.crt and server.key
     state : directory of the SuperLink's database and of the executor's secret
     outputs : directory of the runs' results
     health : where the gRPC health protocol is answered, plain text: keep it on loopback
-    insecure : plain text and no node authentication, for trials on one machine
+    connections : how many the gate holds at once; a node needs one or two
+    largest_reply : megabytes that a node may send for each message that it gets
+    insecure : plain text, no gate and no node authentication, for trials on one machine
     """
 
     address: Address
@@ -54,7 +68,31 @@ class SuperLinkFile:
     outputs: Path
     certificates: Path | None = None
     health: Address | None = None
+    control: Address = Address("127.0.0.1", 8002)
+    isolated: bool = False
+    connections: int = 256
+    largest_reply: int = 1024
     insecure: bool = False
+
+    @property
+    def flower(self) -> Address:
+        """Where Flower itself listens."""
+        return self.listen if self.insecure else self.control
+
+    @property
+    def inner_ca(self) -> Path | None:
+        """The authority of Flower's own certificate, which the gate and operators here trust."""
+        return None if self.insecure else self.inner / CA_CERTIFICATE
+
+    @property
+    def inner(self) -> Path:
+        """Directory of Flower's own certificate."""
+        return self.state / "control"
+
+    @property
+    def nodes(self) -> Path:
+        """The registered nodes' names, as the gate knows them."""
+        return self.state / "nodes.json"
 
     @property
     def tls(self) -> Tls | None:
@@ -159,15 +197,18 @@ class NodeFile:
 
 def read_superlink_file(path: Path) -> SuperLinkFile:
     """Read and check superlink.yaml; relative paths start at the file's directory."""
-    content = _read(path, SuperLinkFile)
+    content = read_file(path, SuperLinkFile)
     file = SuperLinkFile(**content)
     _demand_security(path, file.insecure, {"certificates": file.certificates})
+    for name, value in (("connections", file.connections), ("largest-reply", file.largest_reply)):
+        if value < 1:
+            raise ConfigError(f"{path}: {name} = {value}: expected a number from 1")
     return file
 
 
 def read_node_file(path: Path) -> NodeFile:
     """Read and check node.yaml; relative paths start at the file's directory."""
-    content = _read(path, NodeFile)
+    content = read_file(path, NodeFile)
     file = NodeFile(**content)
     if not file.name.strip() or len(file.name) > LONGEST_NAME or not file.name.isprintable():
         raise ConfigError(
@@ -215,7 +256,8 @@ def _demand_security(path: Path, insecure: bool, needed: dict[str, Path | None])
         )
 
 
-def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
+def read_file(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The values of a YAML file whose keys are the fields of a dataclass."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -9,12 +9,21 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from deploy.certificates import create_secret
-from deploy.files import Address, NodeFile, SuperLinkFile, read_node_file, read_superlink_file
+from deploy.certificates import (
+    CA_CERTIFICATE,
+    CA_KEY,
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    create_authority,
+    create_secret,
+    facts,
+    issue_server_certificate,
+    load_certificate,
+)
+from deploy.database import prepare_database
+from deploy.files import NodeFile, SuperLinkFile, read_node_file, read_superlink_file
+from deploy.findings import ERROR, OK, Finding
 from deploy.preflight import (
-    ERROR,
-    OK,
-    Finding,
     check_executor,
     check_folder,
     check_node,
@@ -24,31 +33,46 @@ from deploy.preflight import (
 )
 from fedrc_flwr import __version__, flower
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.flower import Tls
+from server_app.names import REGISTRY
+
+INNER_DAYS = 730
 
 
 def launch_superlink(path: Path) -> None:
-    """Check superlink.yaml and run the SuperLink in this process."""
+    """Check superlink.yaml, then run Flower's SuperLink with the gate in front of it."""
     file = read_superlink_file(path)
     announce(f"SuperLink on {file.listen}")
     demand(check_superlink(file))
+    given_back = prepare_database(file.database)
+    if given_back:
+        print(f"compacted {file.database}: {given_back / 1e6:.0f} MB given back", flush=True)
     ensure_secret(file.secret)
-    _become(superlink_command(file))
+    os.umask(0o077)
+    if file.insecure:
+        _become(superlink_command(file))
+        return
+    ensure_inner_certificate(file)
+    from deploy.gate.run import run
+
+    sys.exit(run(file, superlink_command(file), flower.environment()))
 
 
 def launch_serverapp(path: Path) -> None:
     """Run the executor of ServerApps, beside the SuperLink of the same file, in this process."""
     file = read_superlink_file(path)
-    local = local_address(file)
-    announce(f"executor of server apps for the SuperLink at {local}")
+    announce(f"executor of server apps for the SuperLink at {file.flower}")
     demand(
         [
-            *check_reachable(local, file.tls.ca if file.tls else None),
+            *check_reachable(file.flower, file.inner_ca),
             *check_secret(file),
             check_folder(file.outputs, "outputs"),
         ]
     )
     ensure_secret(file.secret)
-    _become(serverapp_command(file), cwd=file.outputs)
+    # Names belong to keys, which only nodes with keys have.
+    names = {} if file.insecure else {REGISTRY: str(file.nodes)}
+    _become(serverapp_command(file), cwd=file.outputs, **names)
 
 
 def launch_supernode(path: Path, alone: bool = False) -> None:
@@ -95,17 +119,19 @@ def _threads(file: NodeFile) -> dict[str, str]:
 
 
 def superlink_command(file: SuperLinkFile) -> list[str]:
-    """What runs the SuperLink of a file."""
+    """What runs Flower's SuperLink of a file."""
     health = str(file.health) if file.health else None
+    inner = file.inner
+    tls = Tls(inner / CA_CERTIFICATE, inner / SERVER_CERTIFICATE, inner / SERVER_KEY)
     return flower.superlink(
-        file.listen.host, file.listen.port, file.tls, file.database, file.secret, health
-    )
+        file.flower.host, file.flower.port, None if file.insecure else tls,
+        file.database, file.secret, health,
+    )  # fmt: skip
 
 
 def serverapp_command(file: SuperLinkFile) -> list[str]:
     """What runs the ServerApps of a file."""
-    ca = file.tls.ca if file.tls else None
-    return flower.serverapp_executor(str(local_address(file)), ca, file.secret)
+    return flower.serverapp_executor(str(file.flower), file.inner_ca, file.secret)
 
 
 def supernode_command(file: NodeFile) -> list[str]:
@@ -117,16 +143,28 @@ def supernode_command(file: NodeFile) -> list[str]:
     )  # fmt: skip
 
 
-def local_address(file: SuperLinkFile) -> Address:
-    """The address for programs on the server's own machine: a name of its certificate."""
-    return file.address
-
-
 def ensure_secret(path: Path) -> None:
     """Make the secret that SuperLink and executor share, once."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         create_secret(path, secrets.token_hex(32).encode())
+
+
+def ensure_inner_certificate(file: SuperLinkFile) -> None:
+    """Make Flower's own certificate, which nobody outside this machine sees, and renew it in time.
+
+    Its authority stays the same: the executor of ServerApps trusts it from its start on.
+    """
+    if not (file.inner / CA_KEY).exists():
+        create_authority(file.inner, "fedrc control interface")
+    names = list(dict.fromkeys([file.control.host, "127.0.0.1", "localhost"]))
+    try:
+        known = facts(load_certificate(file.inner / SERVER_CERTIFICATE))
+        if known.days_left() > INNER_DAYS / 2 and set(names) <= set(known.names):
+            return
+    except ConfigError:
+        pass
+    issue_server_certificate(file.inner, names, INNER_DAYS)
 
 
 def announce(what: str) -> None:

@@ -10,15 +10,16 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from deploy import certificates
-from deploy.control import nodes_at
+from deploy.database import files_of
+from deploy.exposure import check_bound, check_open
 from deploy.files import Address, NodeFile, SuperLinkFile
-from fedrc_flwr.errors import ConfigError, DataError, RunError
+from deploy.findings import ERROR, OK, WARNING, Finding
+from deploy.membership import check_registered
+from fedrc_flwr.errors import ConfigError, DataError
 
-OK, WARNING, ERROR = "ok", "warning", "error"
 DAYS_TO_WARN = 30
 FREE_BYTES = 1_000_000_000
 CLOCK_SKEW_SECONDS = 30.0
@@ -27,28 +28,20 @@ RENEW = "`fedrc certs renew`"
 REPLACE_AUTHORITY = "replace the authority, see deploy/README.md"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One check's outcome."""
-
-    level: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.level:<7} {self.text}"
-
-
 def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Finding]:
     """Everything that the SuperLink needs. ``starting``: its port must still be free."""
     if file.tls is None:
         yield Finding(WARNING, "insecure: true: plain text, and any node may connect")
     else:
         yield from check_certificates(file)
+    yield check_bound(file)
     yield from check_secret(file)
     yield check_folder(file.state, "state")
     yield check_folder(file.outputs, "outputs")
     if starting:
-        yield from check_ports(file.listen, file.health)
+        yield from check_ports(file.listen, file.health, None if file.insecure else file.control)
+    else:
+        yield from (check_private(path) for path in files_of(file.database))
 
 
 def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:
@@ -179,6 +172,8 @@ def check_node(file: NodeFile, starting: bool = True, alone: bool = False) -> It
     for finding in check_reachable(file.superlink, file.ca):
         answers = answers and finding.level != ERROR
         yield finding
+    if answers and not file.insecure:
+        yield check_open(file.superlink, file.ca)
     if answers and file.key is not None and file.key.exists():
         yield check_registered(file, file.key)
     if not alone:
@@ -188,31 +183,6 @@ def check_node(file: NodeFile, starting: bool = True, alone: bool = False) -> It
         yield check_device(file.device)
     if starting:
         yield from check_ports(file.listen, file.health)
-
-
-def check_registered(file: NodeFile, key: Path) -> Finding:
-    """Whether the SuperLink knows this node's key, and under this node's name."""
-    try:
-        mine = certificates.public_half(key)
-        nodes = nodes_at(file.superlink, file.ca)
-    except ConfigError as error:
-        return Finding(ERROR, str(error))
-    except RunError:  # a gate in front of the SuperLink hides the list
-        return Finding(OK, "whether this node is registered cannot be seen from here")
-    found = next((node for node in nodes if node.public_key == mine), None)
-    if found is None:
-        return Finding(
-            ERROR,
-            f"this node is not registered: copy {key}.pub to the server as {file.name}.pub and run "
-            f"there: fedrc node register superlink.yaml {file.name}.pub",
-        )
-    if found.name and found.name != file.name:
-        return Finding(
-            ERROR,
-            f"this node is registered as {found.name}, but its name is {file.name}: change `name`, "
-            "or remove the node on the server and register a new key under its name",
-        )
-    return Finding(OK, f"registered as {found.called}")
 
 
 def check_data(data: Path, schema: Path | None) -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.control import Node, nodes_of
+from deploy.control import Node, Server, nodes_of
 from deploy.files import SuperLinkFile
 from fedrc_flwr import flower
 from fedrc_flwr.config import RunConfig
@@ -87,9 +87,9 @@ def _hand_in(control: flower.Control, source: Path, config: RunConfig, patience:
             time.sleep(5.0)
 
 
-def connect(file: SuperLinkFile, scratch: Path) -> flower.Control:
+def connect(file: Server, scratch: Path) -> flower.Control:
     """A connection to the SuperLink of a file."""
-    flower.write_connection(scratch / "flwr", str(file.address), file.tls.ca if file.tls else None)
+    flower.write_connection(scratch / "flwr", str(file.flower), file.inner_ca)
     return flower.Control(scratch / "flwr", flower.environment())
 
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrc_flwr.config import RunConfig, from_flower
 from fedrc_flwr.engine.run import Run
 from server_app.enrolment import Roster
-from server_app.names import registered_names
+from server_app.names import nodes_have_keys, registered_names
 from server_app.strategy import ClusteredStrategy
 
 app = ServerApp()
@@ -35,6 +35,7 @@ def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
         exchange.window,
         lambda: registered_names(directory),
         run.outputs.note,
+        nodes_have_keys(),
     )
     strategy = ClusteredStrategy(run.rounds, roster, run.layout, grid)
 

@@ -32,6 +32,7 @@ class Roster:
     ----------
     registered : the names under which nodes were registered, by id, where they are known
     tell : called with events about the enrolment, for whoever watches the run
+    keys : whether nodes have keys; then a name belongs to the node that was registered under it
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Roster:
         window: int,
         registered: Callable[[], Mapping[int, str]] = dict,
         tell: Callable[[dict[str, Any]], None] = lambda event: None,
+        keys: bool = False,
     ) -> None:
         self._grid = grid
         self._classes = classes
         self._registered = registered
         self._tell = tell
+        self._keys = keys
         self._outbox = Outbox(grid, window)
         self._asked: dict[int, float] = {}  # until when an answer is expected
         self._again: dict[int, tuple[float, float]] = {}  # when to ask again, and the pause then
@@ -114,13 +117,28 @@ class Roster:
         except WireError as error:
             self._refuse(node, str(error))
             return None
-        registered = self._registered().get(node, "")
-        if registered and registered != enrolment.name:
-            self._refuse(node, f"it was registered as {registered}, but its node.yaml has the "
-                               f"name {enrolment.name}")  # fmt: skip
+        objection = self._objection(node, enrolment.name)
+        if objection:
+            self._refuse(node, objection)
             return None
         self._take(enrolment, node)
         return enrolment
+
+    def _objection(self, node: int, name: str) -> str:
+        """Why a node may not use a name; nothing if it may."""
+        names = self._registered()
+        registered = names.get(node, "")
+        if registered and registered != name:
+            return f"it was registered as {registered}, but its node.yaml has the name {name}"
+        if self._keys and not registered:
+            return (
+                f"it calls itself {name}, but was registered without a name: `fedrc node remove` "
+                "it, and register a new key with `fedrc node register`"
+            )
+        holder = self._nodes.get(name, node)
+        if self._keys and holder != node and names.get(holder) == name:
+            return f"the name {name} belongs to another node: `fedrc node remove` one of them"
+        return ""
 
     def _take(self, enrolment: Enrolment, node: int) -> None:
         if enrolment.name in self._nodes:

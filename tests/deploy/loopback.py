@@ -18,6 +18,7 @@ import yaml
 from deploy import certificates
 from deploy.certificates import create_authority, issue_server_certificate
 from deploy.files import NodeFile, SuperLinkFile, read_node_file, read_superlink_file
+from deploy.launch import ensure_inner_certificate
 
 HOST = "127.0.0.1"
 
@@ -98,6 +99,12 @@ def make_certificates(directory: Path, *names: str) -> Path:
     return directory
 
 
+def make_inner_certificates(folder: Path) -> Path:
+    """What `fedrc superlink` makes for Flower itself."""
+    ensure_inner_certificate(superlink_file(folder))
+    return folder / "state" / "control"
+
+
 @contextmanager
 def at(monkeypatch: pytest.MonkeyPatch, days: float) -> Iterator[None]:
     """Certificates are made as if today were some days off."""
@@ -117,8 +124,9 @@ def superlink_yaml(folder: Path, **changes: Any) -> Path:
     """A secure server's file; a change to None drops a key."""
     port = free_port()
     values = {
-        "address": f"{HOST}:{port}", "listen": f"{HOST}:{port}", "certificates": "certificates",
-        "state": "state", "outputs": "outputs", **changes,
+        "address": f"{HOST}:{port}", "listen": f"{HOST}:{port}", "control": f"{HOST}:{free_port()}",
+        "certificates": "certificates", "state": "state", "outputs": "outputs",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
     }  # fmt: skip
     return write_yaml(folder / "superlink.yaml", values)
 

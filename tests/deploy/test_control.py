@@ -12,7 +12,7 @@ from flwr.proto.control_pb2 import ListNodesResponse, ListRunsResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.control import ControlHttpClient
-from loopback import make_certificates, superlink_file
+from loopback import make_inner_certificates, superlink_file
 
 from deploy.control import FlowerRun, Node, find_node, nodes_of, runs_of
 from deploy.files import SuperLinkFile
@@ -21,7 +21,7 @@ from fedrc_flwr.errors import ConfigError, RunError
 
 @pytest.fixture
 def file(tmp_path: Path) -> SuperLinkFile:
-    make_certificates(tmp_path / "certificates")
+    make_inner_certificates(tmp_path)
     return superlink_file(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_a_server_that_refuses_is_no_empty_list(
 
     monkeypatch.setattr(ControlHttpClient, "ListNodes", refuse)
 
-    with pytest.raises(RunError, match=f"the SuperLink at {file.address} says: 404 Not Found$"):
+    with pytest.raises(RunError, match=f"the SuperLink at {file.control} says: 404 Not Found$"):
         nodes_of(file)
 
 

@@ -16,10 +16,10 @@ from loopback import HOST, make_certificates, superlink_yaml
 from typer.testing import CliRunner
 
 from deploy import control, doctor, launch, submit
-from deploy.certificates import facts, load_certificate
+from deploy.certificates import create_node_key, facts, load_certificate, public_half
 from deploy.control import FlowerRun, Node
 from deploy.files import SuperLinkFile
-from deploy.preflight import ERROR, OK, WARNING, Finding
+from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.submit import Submitted
 from fedrc_flwr import __version__
 from fedrc_flwr.cli import FAILED, MISUSED, app
@@ -178,9 +178,37 @@ def test_node_register_and_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert asked == [(tmp_path / "a.pub", "a"), (tmp_path / "node.key.pub", "c"), "9"]
 
 
+def test_node_rotate_registers_the_new_key_before_the_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, success=True).asked
+    create_node_key(tmp_path / "new.key")
+
+    done = fedrc("node", "rotate", superlink_yaml(tmp_path), "b", tmp_path / "new.key.pub")
+
+    assert done.stdout == "b has a new key; the old one is no longer let in\n"
+    assert asked == [(tmp_path / "new.key.pub", "b"), "9"]
+
+
+def test_node_rotate_changes_nothing_if_the_key_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, success=True).asked
+    create_node_key(tmp_path / "new.key")
+    known = [Node(9, "b", "online", public_half(tmp_path / "new.key"))]
+    monkeypatch.setattr(control, "nodes_of", lambda file: known)
+
+    done = fedrc("node", "rotate", superlink_yaml(tmp_path), "b", tmp_path / "new.key.pub")
+
+    assert done.exit_code == MISUSED
+    assert "is the key of b already: make a new one" in done.stderr
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["register", "FILE", "x.pub", "--name", "a\nb"], "expected characters that can be print"),
         (["register", "FILE", "node.key.pub"], "fedrc: node.key.pub: give --name"),
         (["register", "FILE", "b.pub"], "fedrc: a node called 'b' is registered already"),
         (["register", "FILE", "x.pub", "--name", "n" * 129], "expected 1 to 128 characters"),

@@ -36,7 +36,7 @@ from deploy.doctor import (
     list_nodes,
 )
 from deploy.files import Address, SuperLinkFile
-from deploy.preflight import ERROR, OK, WARNING, Finding
+from deploy.findings import ERROR, OK, WARNING, Finding
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import MetricsLog
 

@@ -13,6 +13,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy.exposure import check_bound
+from deploy.files import read_superlink_file
+from deploy.findings import WARNING
 from fedrc_flwr.config import load_config, parse_setting
 from fedrc_flwr.data.scenario import scenario_of
 
@@ -115,3 +118,17 @@ def test_no_service_publishes_a_port_and_every_service_has_its_limits(
         assert "pids_limit" in service
         user = str(service["user"])
         assert not re.search(r"(^|:-)0\b", user), name
+
+
+def test_flower_is_on_a_network_of_the_operators_alone(
+    compose: dict[str, dict[str, object]],
+) -> None:
+    file = read_superlink_file(DOCKER / "superlink.yaml")
+    networks = {name: list(service["networks"]) for name, service in compose.items()}  # type: ignore[call-overload]
+
+    assert networks["superlink"] == ["federation", "control"]
+    assert compose["superlink"]["networks"]["control"] == {"aliases": [file.control.host]}  # type: ignore[index]
+    for name, joined in networks.items():
+        node = name.startswith(("client", "observer"))
+        assert joined == (["federation"] if node else ["control"]) or name == "superlink"
+    assert check_bound(file).level == WARNING

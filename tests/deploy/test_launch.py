@@ -14,9 +14,10 @@ import pytest
 from flwr.common.config import parse_config_args
 from loopback import (
     HOST,
-    free_port,
+    at,
     health_server,
     make_certificates,
+    make_inner_certificates,
     node_file,
     node_yaml,
     superlink_file,
@@ -24,7 +25,9 @@ from loopback import (
     taken_port,
 )
 
-from deploy.certificates import create_node_key
+from deploy.certificates import create_node_key, is_signed_by, load_certificate
+from deploy.findings import ERROR, OK, WARNING, Finding
+from deploy.gate import run as gate
 from deploy.launch import (
     demand,
     ensure_secret,
@@ -36,7 +39,6 @@ from deploy.launch import (
     superlink_command,
     supernode_command,
 )
-from deploy.preflight import ERROR, OK, WARNING, Finding
 from fedrc_flwr.errors import ConfigError
 
 
@@ -118,17 +120,20 @@ def test_two_servers_have_different_secrets(tmp_path: Path) -> None:
 
 
 def test_the_superlink_has_tls_and_authentication_by_default(tmp_path: Path) -> None:
-    file = superlink_file(tmp_path, listen="0.0.0.0:8000", health="127.0.0.1:8001")
+    file = superlink_file(
+        tmp_path, listen="0.0.0.0:8000", control="127.0.0.1:8002", health="127.0.0.1:8001"
+    )
 
     command = superlink_command(file)
 
     assert Path(command[0]).name == "flower-superlink"
-    assert option(command, "--ssl-ca-certfile") == str(tmp_path / "certificates" / "ca.crt")
-    assert option(command, "--ssl-certfile") == str(tmp_path / "certificates" / "server.crt")
-    assert option(command, "--ssl-keyfile") == str(tmp_path / "certificates" / "server.key")
+    inner = tmp_path / "state" / "control"
+    assert option(command, "--ssl-ca-certfile") == str(inner / "ca.crt")
+    assert option(command, "--ssl-certfile") == str(inner / "server.crt")
+    assert option(command, "--ssl-keyfile") == str(inner / "server.key")
     assert "--enable-supernode-auth" in command
     assert "--insecure" not in command
-    assert (option(command, "--host"), option(command, "--port")) == ("0.0.0.0", "8000")
+    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "8002")
     assert option(command, "--isolation") == "process"
     assert option(command, "--database") == str(tmp_path / "state" / "superlink.db")
     assert option(command, "--superexec-auth-secret-file") == str(file.secret)
@@ -136,13 +141,13 @@ def test_the_superlink_has_tls_and_authentication_by_default(tmp_path: Path) -> 
 
 
 def test_the_executor_trusts_the_authority_and_shares_the_secret(tmp_path: Path) -> None:
-    file = superlink_file(tmp_path, address="fedrc.example.org:8000")
+    file = superlink_file(tmp_path, address="fedrc.example.org:8000", control="127.0.0.1:8002")
 
     command = serverapp_command(file)
 
     assert Path(command[0]).name == "flower-superexec"
-    assert option(command, "--root-certificates") == str(tmp_path / "certificates" / "ca.crt")
-    assert option(command, "--runtime-api-address") == "fedrc.example.org:8000"
+    assert option(command, "--root-certificates") == str(tmp_path / "state/control/ca.crt")
+    assert option(command, "--runtime-api-address") == "127.0.0.1:8002"
     assert option(command, "--superexec-auth-secret-file") == str(file.secret)
     assert "--insecure" not in command
 
@@ -177,11 +182,10 @@ def test_plain_text_only_when_asked_for(tmp_path: Path) -> None:
 # --- starting ------------------------------------------------------------------------------------
 
 
-def test_the_superlink_becomes_flowers_program(tmp_path: Path, execution: Execution) -> None:
-    make_certificates(tmp_path / "certificates")
-    path = superlink_yaml(tmp_path)
-
-    launch_superlink(path)
+def test_a_superlink_in_plain_text_becomes_flowers_program(
+    tmp_path: Path, execution: Execution
+) -> None:
+    launch_superlink(superlink_yaml(tmp_path, certificates=None, insecure=True))
 
     ((program, command, environment, _),) = execution.calls
     assert Path(program).name == "flower-superlink"
@@ -193,17 +197,57 @@ def test_the_superlink_becomes_flowers_program(tmp_path: Path, execution: Execut
     assert secret.read_text() not in " ".join(command)
 
 
+def test_the_superlink_runs_behind_the_gate_with_a_private_state(
+    tmp_path: Path, execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(tmp_path / "certificates")
+    started: list[list[str]] = []
+    monkeypatch.setattr(gate, "run", lambda file, command, environment: started.append(command))
+    before = os.umask(0)
+    try:
+        with pytest.raises(SystemExit):
+            launch_superlink(superlink_yaml(tmp_path, control="127.0.0.1:8002"))
+    finally:
+        os.umask(before)
+
+    (command,) = started
+    assert execution.calls == []
+    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "8002")
+    assert Path(option(command, "--ssl-keyfile")).exists()
+    state = tmp_path / "state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((state / "superlink.db").stat().st_mode) == 0o600
+
+
+def test_flowers_own_certificate_is_kept_and_renewed_by_the_same_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with at(monkeypatch, -500):
+        inner = make_inner_certificates(tmp_path)
+    authority, old = (inner / "ca.crt").read_bytes(), (inner / "server.crt").read_bytes()
+
+    make_inner_certificates(tmp_path)
+    renewed = (inner / "server.crt").read_bytes()
+    make_inner_certificates(tmp_path)
+
+    assert (inner / "ca.crt").read_bytes() == authority
+    assert renewed != old
+    assert (inner / "server.crt").read_bytes() == renewed
+    assert is_signed_by(load_certificate(inner / "server.crt"), load_certificate(inner / "ca.crt"))
+
+
 def test_the_executor_becomes_flowers_program_among_the_outputs(
     tmp_path: Path, execution: Execution
 ) -> None:
-    made = make_certificates(tmp_path / "certificates")
-    with health_server(tls=made) as port:
-        launch_serverapp(superlink_yaml(tmp_path, address=f"{HOST}:{port}"))
+    inner = make_inner_certificates(tmp_path)
+    with health_server(tls=inner) as port:
+        launch_serverapp(superlink_yaml(tmp_path, control=f"{HOST}:{port}"))
 
-    ((program, command, _, directory),) = execution.calls
+    ((program, command, environment, directory),) = execution.calls
     assert Path(program).name == "flower-superexec"
     assert option(command, "--runtime-api-address") == f"{HOST}:{port}"
     assert directory == tmp_path / "outputs"
+    assert environment["FEDRC_NODES"] == str(tmp_path / "state" / "nodes.json")
 
 
 def test_a_node_becomes_flowers_program_in_its_state(tmp_path: Path, execution: Execution) -> None:
@@ -296,13 +340,13 @@ def test_a_superlink_does_not_start_on_a_port_in_use(tmp_path: Path, execution: 
 def test_neither_half_of_the_server_starts_with_a_secret_that_others_can_read(
     tmp_path: Path, execution: Execution
 ) -> None:
-    made = make_certificates(tmp_path / "certificates")
-    (tmp_path / "state").mkdir()
+    make_certificates(tmp_path / "certificates")
+    inner = make_inner_certificates(tmp_path)
     (tmp_path / "state" / "executor.secret").write_text("hush")
     (tmp_path / "state" / "executor.secret").chmod(0o644)
 
-    with health_server(tls=made) as port:
-        path = superlink_yaml(tmp_path, address=f"{HOST}:{port}", listen=f"{HOST}:{free_port()}")
+    with health_server(tls=inner) as port:
+        path = superlink_yaml(tmp_path, control=f"{HOST}:{port}")
         for launch in (launch_superlink, launch_serverapp):
             with pytest.raises(ConfigError, match=r"executor\.secret can be read by others"):
                 launch(path)
@@ -313,11 +357,11 @@ def test_neither_half_of_the_server_starts_with_a_secret_that_others_can_read(
 def test_an_executor_without_a_place_for_results_does_not_start(
     tmp_path: Path, execution: Execution
 ) -> None:
-    made = make_certificates(tmp_path / "certificates")
+    inner = make_inner_certificates(tmp_path)
     (tmp_path / "outputs").write_text("a file in the way")
 
-    with health_server(tls=made) as port, pytest.raises(ConfigError, match="outputs directory"):
-        launch_serverapp(superlink_yaml(tmp_path, address=f"{HOST}:{port}"))
+    with health_server(tls=inner) as port, pytest.raises(ConfigError, match="outputs directory"):
+        launch_serverapp(superlink_yaml(tmp_path, control=f"{HOST}:{port}"))
 
     assert execution.calls == []
 

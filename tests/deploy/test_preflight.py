@@ -22,15 +22,11 @@ from loopback import (
     taken_port,
 )
 
-from deploy import preflight
+from deploy import membership, preflight
 from deploy.certificates import create_node_key, issue_server_certificate
-from deploy.control import Node
 from deploy.files import Address, SuperLinkFile
+from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.preflight import (
-    ERROR,
-    OK,
-    WARNING,
-    Finding,
     check_certificates,
     check_data,
     check_device,
@@ -502,28 +498,23 @@ def test_a_node_in_plain_text_is_warned(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("registered", "level", "said"),
+    ("answer", "level", "said"),
     [
-        ("hospital-a", OK, "registered as hospital-a"),
-        ("", OK, "registered as node 7"),
-        ("other", ERROR, "this node is registered as other, but its name is hospital-a"),
-        (None, ERROR, "this node is not registered: copy "),
+        ((200, "hospital-a"), OK, "registered as hospital-a"),
+        ((200, ""), ERROR, "this node's key is registered as a node without a name"),
+        ((200, "other"), ERROR, "this node's key is registered as other, but its name is hospital"),
+        ((401, ""), ERROR, "this node is not registered: copy "),
     ],
 )
 def test_registration_is_known_by_the_key(
     site: Path,
     made: Path,
     monkeypatch: pytest.MonkeyPatch,
-    registered: str | None,
+    answer: tuple[int, str],
     level: str,
     said: str,
 ) -> None:
-    mine = serialization.load_ssh_public_key((site / "node.key.pub").read_bytes()).public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    nodes = [Node(1, "stranger", "online", b"another key")]
-    nodes += [] if registered is None else [Node(7, registered, "offline", mine)]
-    monkeypatch.setattr(preflight, "nodes_at", lambda address, ca: nodes)
+    monkeypatch.setattr(membership, "who_am_i", lambda file, key: answer)
 
     with health_server(tls=made) as port:
         findings = list(check_node(node_file(site, superlink=f"{HOST}:{port}")))

@@ -400,8 +400,8 @@ def test_the_connection_is_the_one_of_the_file(file: SuperLinkFile, tmp_path: Pa
     submit.connect(file, tmp_path / "scratch")
 
     written = (tmp_path / "scratch" / "flwr" / "config.toml").read_text()
-    assert f'address = "{file.address}"' in written
-    assert f'root-certificates = "{tmp_path / "certificates" / "ca.crt"}"' in written
+    assert f'address = "{file.control}"' in written
+    assert f'root-certificates = "{tmp_path / "state" / "control" / "ca.crt"}"' in written
 
 
 def test_a_superlink_that_stays_away_is_given_up(

@@ -98,7 +98,7 @@ class Federation:
     def __init__(self, folder: Path, **superlink: Any) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        self.port = free_port()
+        self.port, self.control = free_port(), free_port()
         self.file = folder / "superlink.yaml"
         self.outputs = folder / "outputs"
         self.nodes: dict[str, Part] = {}
@@ -106,6 +106,7 @@ class Federation:
         assert made.returncode == 0, made.stderr
         self.file.write_text(
             f"address: 127.0.0.1:{self.port}\nlisten: 127.0.0.1:{self.port}\n"
+            f"control: 127.0.0.1:{self.control}\n"
             f"health: 127.0.0.1:{free_port()}\ncertificates: certificates\n"
             "state: state\noutputs: outputs\n"
         )

@@ -215,8 +215,8 @@ def federation(
     }  # fmt: skip
     project = Project("fedrc-kept", ["compose.yml", "compose.open.yml"], environment)
     try:
-        project("up", "-d", "gate", *LASTING)
-        project.wait_until_healthy(["gate", *LASTING])
+        project("up", "-d", *LASTING)
+        project.wait_until_healthy(LASTING)
         yield project, outputs
     finally:
         project("down", "--volumes", "--timeout", "5")
@@ -302,17 +302,27 @@ def test_the_gate_lets_nodes_through_and_no_operator(federation: tuple[Project, 
     project, _ = federation
     control, fleet = "/v1/control/list-runs", "/v1/fleet/pull-messages"
     others = ["/v1/fleet/../control/list-runs", "/v1/fleet/..%2fcontrol/list-runs", "/v1/runtime/x"]
+    python = ("exec", "-T", "superlink", "/opt/fedrc/bin/python3", "-c", ASK)
 
-    def ask(host: str) -> list[int]:
-        python = ("exec", "-T", "superlink", "/opt/fedrc/bin/python3", "-c", ASK)
-        return [int(line) for line in project(*python, host, control, fleet, *others).split()]
+    answers = project(*python, "superlink:8000", control, fleet, *others).split()
 
-    gate, behind = ask("gate:8000"), ask("superlink:8000")
+    assert answers == ["403", "401", "404", "404", "404"]
 
-    assert behind[0] == 200, "whoever reaches the SuperLink itself is served"
-    assert gate[0] == 404
-    assert gate[2:] == [404] * 3
-    assert gate[1] == behind[1] == 401, "a node without a key gets as far as being refused"
+
+def test_a_nodes_container_does_not_reach_flower_itself(federation: tuple[Project, Path]) -> None:
+    project, _ = federation
+    look = "import socket; print(socket.gethostbyname('control'))"
+    address = project("exec", "-T", "serverapp", "/opt/fedrc/bin/python3", "-c", look).strip()
+    reach = (
+        "import socket, sys\n"
+        "for host in ('control', sys.argv[1]):\n"
+        "    try: socket.create_connection((host, 8002), 5); print('reached')\n"
+        "    except OSError: print('not reached')"
+    )
+
+    for name, expected in (("serverapp", "reached"), ("client-0", "not reached")):
+        python = ("exec", "-T", name, "/opt/fedrc/bin/python3", "-c", reach)
+        assert project(*python, address).splitlines() == [expected] * 2
 
 
 def test_an_edge_machine_joins_from_a_network_of_its_own_and_takes_part(

@@ -40,12 +40,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def make_roster(nodes: int = 2, **registered: int) -> tuple[Roster, Remote, list[dict[str, Any]]]:
+def make_roster(
+    nodes: int = 2, *, keys: bool = False, **registered: int
+) -> tuple[Roster, Remote, list[dict[str, Any]]]:
     config = configured(clients=3, observers_per_concept=0, hidden=4, clusters=2)
     grid = Remote(nodes, {**config.to_dict(), "resolved": True})
     events: list[dict[str, Any]] = []
     names = {node: name for name, node in registered.items()}
-    roster = Roster(grid, 10, 0, lambda: names, events.append)  # type: ignore[arg-type]
+    roster = Roster(grid, 10, 0, lambda: names, events.append, keys)  # type: ignore[arg-type]
     return roster, grid, events
 
 
@@ -135,6 +137,44 @@ def test_node_under_a_name_that_it_was_not_registered_under_is_refused() -> None
     assert [client.name for client in enrolled] == ["client-0"]
     reason = "it was registered as hospital-b, but its node.yaml has the name client-1"
     assert events[-1] == {"event": "refused", "client": "hospital-b", "reason": reason}
+
+
+def test_where_nodes_have_keys_a_node_without_a_registered_name_is_refused() -> None:
+    roster, _, events = make_roster(2, keys=True, **{"client-0": 100, "": 101})
+
+    enrolled = roster.refresh()
+
+    assert [client.name for client in enrolled] == ["client-0"]
+    assert events[-1]["client"] == "node 101"
+    assert events[-1]["reason"].startswith("it calls itself client-1, but was registered without")
+
+
+def test_a_name_belongs_to_the_first_of_two_nodes_that_were_registered_under_it() -> None:
+    names = {100: "client-0"}
+    config = configured(clients=3, observers_per_concept=0, hidden=4, clusters=2)
+    grid = Remote(1, {**config.to_dict(), "resolved": True})
+    roster = Roster(grid, 10, 0, lambda: names, lambda event: None, keys=True)  # type: ignore[arg-type]
+    roster.refresh()
+    grid.add_node(200, 0)  # calls itself client-0, too
+    names[200] = "client-0"
+
+    assert roster.refresh() == []
+    assert "the name client-0 belongs to another node" in roster.refused["client-0"]
+    assert roster.node("client-0") == 100
+
+
+def test_a_node_with_a_rotated_key_keeps_its_name() -> None:
+    names = {100: "client-0"}
+    config = configured(clients=3, observers_per_concept=0, hidden=4, clusters=2)
+    grid = Remote(1, {**config.to_dict(), "resolved": True})
+    roster = Roster(grid, 10, 0, lambda: names, lambda event: None, keys=True)  # type: ignore[arg-type]
+    roster.refresh()
+    grid.add_node(200, 0)
+    del names[100]
+    names[200] = "client-0"
+
+    assert [client.name for client in roster.refresh()] == ["client-0"]
+    assert roster.node("client-0") == 200
 
 
 def test_slow_node_does_not_keep_others_from_enrolling(clock: Clock) -> None:

@@ -1,0 +1,110 @@
+"""A name belongs to a key: nobody takes part under the name of another node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from processes import Federation, Part, fedrc, wait_until
+from settings_of import PLAIN, dotted
+
+from deploy.files import read_node_file
+from deploy.launch import executor_command, supernode_command
+from fedrc_flwr import flower
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+SETTINGS = {
+    "clients": 2, "observers_per_concept": 0, "rounds": 8, "hidden": 8, "epochs": 1,
+    "min_clients": 2, "evaluate_every": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    try:
+        made.start()
+        for partition in range(2):
+            made.node(f"client-{partition}", partition).start()
+        wait_until(
+            lambda: "2 nodes registered, 2 online" in fedrc("node", "list", made.file).stdout,
+            "two nodes online",
+        )
+        yield made
+    finally:
+        made.stop()
+
+
+def unchecked(federation: Federation, name: str) -> list[Part]:
+    """A node without the checks of `fedrc supernode`, as somebody would start it who means ill."""
+    path = federation.folder / name / "node.yaml"
+    file = read_node_file(path)
+    file.state.mkdir(parents=True, exist_ok=True)
+    file.secret.write_text("0" * 64)
+    file.secret.chmod(0o600)
+    environment = f"PATH={flower.environment()['PATH']}"
+    return [
+        Part(federation.folder, f"{name}-node", ["env", environment, *supernode_command(file)],
+             federation.mark),
+        Part(federation.folder, f"{name}-executor", executor_command(path), federation.mark),
+    ]  # fmt: skip
+
+
+def test_a_registered_node_under_anothers_name_is_refused_on_both_sides(
+    federation: Federation,
+) -> None:
+    thief = federation.node("thief", 0)
+    path = federation.folder / "thief" / "node.yaml"
+    path.write_text(path.read_text().replace("name: thief", "name: client-1"))
+
+    thief.start()
+    wait_until(lambda: not thief.running(), "the thief's own check")
+    assert "this node's key is registered as thief, but its name is client-1" in thief.log()
+
+    flags = [f"{k}={json.dumps(v) if isinstance(v, bool) else v}"
+             for k, v in {**PLAIN, **dotted(SETTINGS)}.items()]  # fmt: skip
+    run = federation.run("stolen-name", *flags)
+    federation.wait_for_round("stolen-name", 1)
+    # In the middle of a run, when nobody looks at the list of nodes any more.
+    for part in unchecked(federation, "thief"):
+        part.start()
+
+    assert federation.finish(run) == 0, run.log()
+    events = (federation.outputs / "stolen-name" / "metrics.jsonl").read_text()
+    said = [json.loads(line) for line in events.splitlines()]
+    refused = [event for event in said if event["event"] == "refused"]
+    enrolled = [event["client"] for event in said if event["event"] == "enrolled"]
+    assert sorted(enrolled) == ["client-0", "client-1"]
+    assert all(event["replied"] == 2 for event in federation.rounds("stolen-name"))
+    for event in refused:  # unless the run was over before it was asked
+        assert event["client"] == "thief"
+        assert (
+            "it was registered as thief, but its node.yaml has the name client-1"
+            in (event["reason"])
+        )
+
+
+def test_a_node_keeps_its_name_and_its_weights_with_a_new_key(federation: Federation) -> None:
+    site = federation.folder / "client-0"
+    federation.nodes["client-0"].stop_gently()
+    for name in ("node.key", "node.key.pub"):
+        (site / name).rename(site / f"old-{name}")
+    assert fedrc("node", "key", site / "node.key").returncode == 0
+
+    done = fedrc("node", "rotate", federation.file, "client-0", site / "node.key.pub")
+
+    assert done.stdout == "client-0 has a new key; the old one is no longer let in\n", done.stderr
+    federation.nodes["client-0"].start()
+    wait_until(
+        lambda: "client-0: online" in fedrc("node", "list", federation.file).stdout, "it is back"
+    )
+    log = fedrc("doctor", "--node", site / "node.yaml").stdout
+    assert "registered as client-0" in log
+
+    for name in ("node.key", "node.key.pub"):
+        (site / name).rename(site / f"new-{name}")
+        (site / f"old-{name}").rename(site / name)
+    old = fedrc("doctor", "--node", site / "node.yaml")
+    assert "this node is not registered" in old.stdout
