@@ -31,6 +31,7 @@ from fedrc_flwr.data.scenario import (
 )
 from fedrc_flwr.data.schema import read_schema
 from fedrc_flwr.data.settings import DataSettings
+from fedrc_flwr.engine.attacker import armed
 from fedrc_flwr.engine.client import DiskStates, Participant, States, build_bank, state_folder
 from fedrc_flwr.errors import ConfigError, DataError, DivergedError
 from fedrc_flwr.machine import usable_cores
@@ -94,10 +95,15 @@ def participant(context: Context) -> Participant:
     if noise > 0 and "largest-clip" in node:
         largest = float(node["largest-clip"])
         config = replace(config, privacy=config.privacy.clipped_to(largest))
-    return Participant(
+    honest = Participant(
         build_algorithm(config), data, bank, states, noise, confusion, config.seed,
         _ledger(node, own_folder), int(node.get("smallest-cohort", 1)),
     )  # fmt: skip
+    if is_deployed(context):
+        config.attack.refuse_in_deployment()
+        return honest
+    clients = scenario_of(config.data, config.seed).clients
+    return armed(honest, config.attack, _whole_number(node, "partition-id"), clients)
 
 
 def _ledger(node: dict[str, Scalar], folder: str) -> Ledger | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from fedrc_flwr import combining
+from fedrc_flwr.combining import BODY, HeldUpdates
 from fedrc_flwr.em import Floats
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ServerState
 
 PIECE = 1 << 16  # numbers; as float64 they fit a core's own cache
-BODY = -1  # key of the shared feature extractor among the clusters
+__all__ = ["BODY", "ServerSettings", "UpdateSums", "apply_updates", "update_norm"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,35 @@ class ServerSettings:
     )
     beta2: float = key(0.99, "Beta 2 of the server's `adam`.", low=0.0, high=0.9999)
     epsilon: float = key(1e-3, "Epsilon of the server's `adam`.", above=0.0)
+    aggregation: str = key(
+        "mean",
+        "How a cluster's updates become one. `trimmed` (a mean without the extremes) and `median` "
+        "go number by number among the cluster's members and withstand false updates; the server "
+        "then holds all updates of a round in memory.",
+        choices=("mean", "trimmed", "median"),
+        common=True,
+    )
+    trim: float = key(
+        0.3, "Share of the members that `trimmed` leaves out at each end.", low=0.0, high=0.49
+    )
+    max_norm: float = key(
+        3.0,
+        "Updates longer than this multiple of the median length in their cluster are scaled down "
+        "to it. Those longer than twice this multiple are refused. 0: any length is accepted.",
+        low=0.0,
+    )
+
+    def collector(self, absent_is_zero: bool) -> UpdateSums | HeldUpdates:
+        """What a round's updates are collected in."""
+        if self.aggregation == "mean":
+            return UpdateSums(absent_is_zero)
+        trimmed = partial(combining.trimmed_mean, trim=self.trim)
+        combine = trimmed if self.aggregation == "trimmed" else combining.median
+        return HeldUpdates(absent_is_zero, combine)
+
+    def longest(self) -> float:
+        """The multiple of the median length up to which updates are used as they are."""
+        return self.max_norm or math.inf
 
 
 class UpdateSums:
@@ -42,9 +74,13 @@ class UpdateSums:
         self._absent_is_zero = absent_is_zero
         self._sums: dict[int, Floats] = {}
         self._masses: dict[int, float] = {}
-        self.samples = 0
+        self.samples = 0.0
 
-    def add(self, deltas: dict[int, Vector], samples: int) -> None:
+    def empty(self) -> UpdateSums:
+        """Another of the same kind, without updates."""
+        return UpdateSums(self._absent_is_zero)
+
+    def add(self, deltas: dict[int, Vector], samples: float, home: int | None = None) -> None:
         """Take in one client's updates; a cluster that it did not send counts as unchanged."""
         for cluster, delta in deltas.items():
             if cluster not in self._sums:
@@ -52,6 +88,15 @@ class UpdateSums:
             _add_scaled(self._sums[cluster], delta, samples)
             self._masses[cluster] = self._masses.get(cluster, 0.0) + samples
         self.samples += samples
+
+    def take_in(self, other: UpdateSums, factor: float) -> None:
+        """Add another's sums, as if each of its updates had been scaled by ``factor``."""
+        for cluster, total in other._sums.items():
+            before = self._sums.get(cluster)
+            scaled = total if factor == 1.0 else factor * total
+            self._sums[cluster] = scaled if before is None else before + scaled
+            self._masses[cluster] = self._masses.get(cluster, 0.0) + other._masses[cluster]
+        self.samples += other.samples
 
     def means(self) -> dict[int, Floats]:
         """The mean update of each cluster that anybody trained.
@@ -65,7 +110,7 @@ class UpdateSums:
         }
 
 
-def _add_scaled(total: Floats, delta: Vector, factor: int) -> None:
+def _add_scaled(total: Floats, delta: Vector, factor: float) -> None:
     """``total += factor * delta``, in pieces that fit the cache."""
     product = np.empty(min(PIECE, len(delta)))
     for start in range(0, len(delta), PIECE):

@@ -226,6 +226,10 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "cluster": record.cluster,
                 "loss": record.loss,
                 "certainty": record.certainty,
+                "strikes": record.strikes,
+                "clean": record.clean,
+                "silent": record.silent,
+                "rests": record.rests,
             }
         )
     about = {

@@ -20,10 +20,11 @@ from fedrc_flwr.aggregation import ServerSettings
 from fedrc_flwr.algorithms import ALGORITHMS
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.attacks import AttackSettings
 from fedrc_flwr.data.own import carried, implied, located
 from fedrc_flwr.data.settings import DataSettings, title
 from fedrc_flwr.engine.outputs import RunSettings
-from fedrc_flwr.engine.rounds import FederationSettings
+from fedrc_flwr.engine.participation import FederationSettings
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models import ModelSettings
 from fedrc_flwr.plugins import refuse_code
@@ -35,7 +36,7 @@ from fedrc_flwr.sgd import LocalSettings
 SCENARIOS = Path(__file__).parent / "scenarios"
 RECIPES = Path(__file__).parent / "recipes"
 #: The sections that a scenario may set; everything else is a recipe's.
-SCENARIO_SECTIONS = ("data", "model")
+SCENARIO_SECTIONS = ("data", "model", "attack")
 #: What a run can only be resumed with as it was started, besides data and network.
 FIXED = ("scenario", "recipe", "algorithm", "seed")
 FIXED_OF_ALGORITHMS = ("clusters", "shared-body", "initial-spread")
@@ -84,6 +85,7 @@ class RunConfig:
     server: ServerSettings = field(default_factory=ServerSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    attack: AttackSettings = field(default_factory=AttackSettings)
     algorithm_settings: AlgorithmSettings = field(default_factory=ALGORITHMS["fedrc"].Settings)
 
     def placed(self, directory: Path, state_dir: Path | None = None) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,8 @@ LONGEST = 128
 ENROL = "query.enrol"
 #: Version of the messages; both sides must speak the same.
 SCHEMA = 3
+#: Most metrics in a reply.
+MOST_METRICS = 32
 
 
 def record_of(content: RecordDict, name: str, kind: type[R]) -> R:
@@ -32,6 +35,16 @@ def record_of(content: RecordDict, name: str, kind: type[R]) -> R:
     return record
 
 
+def refuse_unknown(names: Iterable[str], expected: Iterable[str], what: str) -> None:
+    """Raise if there are records, arrays or keys that nobody asked for: they could hold anything.
+
+    What is expected has known shapes, so nothing of unbounded size is left.
+    """
+    unknown = sorted(set(names) - set(expected))
+    if unknown:
+        raise WireError(f"holds {len(unknown)} unknown {what}, such as {unknown[0][:40]!r}")
+
+
 def checked_config(content: RecordDict, name: str) -> ConfigRecord:
     """A configuration by name, refused if it is of another schema."""
     config = record_of(content, name, ConfigRecord)
@@ -41,6 +54,20 @@ def checked_config(content: RecordDict, name: str) -> ConfigRecord:
             "same version of fedrc-flwr on both sides"
         )
     return config
+
+
+def metrics_of(content: RecordDict) -> dict[str, float]:
+    """The metrics of a reply: finite numbers, and not too many."""
+    checked_config(content, "reply")
+    record = record_of(content, "metrics", MetricRecord)
+    if len(record) > MOST_METRICS:
+        raise WireError(f"holds {len(record)} metrics, expected at most {MOST_METRICS}")
+    metrics: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise WireError(f"metric {name[:40]!r} is {value!r:.40}, expected a finite number")
+        metrics[checked_text(name, "a metric's name")] = float(value)
+    return metrics
 
 
 def sample_count(value: Any) -> int:

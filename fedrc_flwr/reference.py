@@ -17,9 +17,10 @@ TITLES = {
     "data": "Data",
     "model": "Network",
     "local": "Local training",
-    "server": "Server optimizer",
+    "server": "Aggregation and server optimizer",
     "federation": "Rounds and messages",
     "privacy": "Privacy of the statistics",
+    "attack": "Attackers in a simulation",
 }
 HEAD = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
 

@@ -122,6 +122,10 @@ class ClientRecord:
     loss : the latest mean loss of its mixture, or None before the first report
     fingerprint : (C, 1 + D), what its labels mean, or None before it was measured
     certainty : how sure the server is of ``cluster``, if it found that out from fingerprints
+    strikes : how many of its replies could not have come from an honest client
+    clean : how many replies it has sent since the last of them
+    silent : how many times in a row it did not answer
+    rests : the last round in which it is not asked, because it kept silent before
     """
 
     role: str
@@ -137,6 +141,10 @@ class ClientRecord:
     loss: float | None = None
     fingerprint: Floats | None = None
     certainty: float = 0.0
+    strikes: int = 0
+    clean: int = 0
+    silent: int = 0
+    rests: int = 0
 
     def mixture_weights(self) -> Floats | None:
         """Each cluster's share of this client's samples, according to its counts."""

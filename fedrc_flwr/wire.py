@@ -29,13 +29,18 @@ from fedrc_flwr.records import (
     SCHEMA,
     checked_config,
     checked_text,
+    metrics_of,
     record_of,
+    refuse_unknown,
     sample_count,
     statistic,
-)
+)  # fmt: skip
 from fedrc_flwr.state import Membership
 
 YARDSTICK = -2  # key of the network that fingerprints are taken with
+#: What a reply consists of, and what its configuration says besides scales.
+REPLY = ("reply", "deltas", "statistics", "metrics")
+REPLY_KEYS = ("schema", "round", "samples", "noise", "releases")
 STATISTICS = "-statistics"  # suffix of an array's running statistics, which are sent separately
 
 
@@ -97,12 +102,11 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         for name, array in arrays.items()
         if not name.endswith(STATISTICS)
     }
-    body = _array_name(BODY)
     return Broadcast(
         round=_ints(config, "round")[0],
         membership=Membership(clusters, dict(zip(pairs[::2], pairs[1::2], strict=True))),
         models=[models[_array_name(c)] for c in clusters],
-        body=models.get(body),
+        body=models.get(_array_name(BODY)),
         parameters=_ints(config, "parameters")[0],
         body_parameters=_ints(config, "body-parameters")[0],
         label_prior=unpack(record_of(content, "statistics", ArrayRecord)["label-prior"]),
@@ -150,6 +154,7 @@ def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> Reco
 
 def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Reply:
     """A client's reply, refused unless every number of it fits the broadcast it answers."""
+    refuse_unknown(content, REPLY, "records")
     config = checked_config(content, "reply")
     if config.get("round") != broadcast.round:
         raise WireError(f"answers round {config.get('round')!r}, expected {broadcast.round}")
@@ -169,6 +174,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
     }
     if broadcast.body is not None:
         sizes[_array_name(BODY)] = (BODY, broadcast.body_parameters, len(broadcast.body))
+    refuse_unknown(config, [*REPLY_KEYS, *map(_scale_name, sizes)], "values")
     deltas: dict[int, Vector] = {}
     arrays = record_of(content, "deltas", ArrayRecord)
     for name in arrays:
@@ -179,15 +185,16 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
             position, parameters, size = sizes[name]
             deltas[position] = _checked_update(arrays, name, parameters, size, config)
     statistics = record_of(content, "statistics", ArrayRecord)
-    shape = (len(clusters), classes)
-    counts = statistic(statistics, "label-counts", shape)
-    compares = broadcast.phase.compares
+    counts = statistic(statistics, "label-counts", (len(clusters), classes))
+    compares, measures = broadcast.phase.compares, broadcast.phase.measures
+    asked = ["label-counts", *["cross-losses"] * compares, *["fingerprint", "scatter"] * measures]
+    refuse_unknown(statistics, asked, "statistics")
     table = statistic(statistics, "cross-losses", (len(clusters),) * 2) if compares else None
-    metrics = decode_metrics(content)
+    metrics = metrics_of(content)
     if missing := {"loss", "accuracy"} - set(metrics):
         raise WireError(f"lacks the metric {min(missing)!r}")
-    measured = _fingerprint(statistics, classes) if broadcast.phase.measures else (None, None)
-    return Reply(samples, deltas, counts, table, noise, releases, metrics, *measured)
+    taken = _fingerprint(statistics, classes) if measures else (None, None)
+    return Reply(samples, deltas, counts, table, noise, releases, metrics, *taken)
 
 
 def _fingerprint(statistics: ArrayRecord, classes: int) -> tuple[Floats, Floats]:
@@ -214,32 +221,23 @@ def encode_evaluation(evaluation: Evaluation) -> RecordDict:
 
 def decode_evaluation(content: RecordDict, classes: int, clusters: int) -> Evaluation:
     """A client's evaluation, refused unless its counts are those of its test samples."""
-    metrics = decode_metrics(content)
+    refuse_unknown(content, ("reply", "metrics", "counts"), "records")
+    metrics = metrics_of(content)
     if "counts" not in content:
         return Evaluation(metrics)
     shape = (Tally.length(classes, clusters),)
-    counts = statistic(record_of(content, "counts", ArrayRecord), "tally", shape, np.uint32)
+    refuse_unknown(arrays := record_of(content, "counts", ArrayRecord), ("tally",), "counts")
+    counts = statistic(arrays, "tally", shape, np.uint32)
     tally, samples = Tally.unflat(counts, classes, clusters), metrics.get("samples", 0.0)
     if not tally.fits(samples):
         raise WireError(f"counts of predictions are not those of its {samples:g} test samples")
     return Evaluation(metrics, tally)
 
 
-def decode_metrics(content: RecordDict) -> dict[str, float]:
-    """A client's metrics; all finite numbers."""
-    checked_config(content, "reply")
-    metrics: dict[str, float] = {}
-    for name, value in record_of(content, "metrics", MetricRecord).items():
-        if not isinstance(value, (int, float)) or not np.isfinite(value):
-            raise WireError(f"metric {name!r} is {value!r}, expected a finite number")
-        metrics[name] = float(value)
-    return metrics
-
-
 def encode_enrolment(answer: Enrolment | Refusal) -> RecordDict:
     """A client's answer to the enrolment query."""
-    name = "enrolment" if isinstance(answer, Enrolment) else "refusal"
-    return RecordDict({name: ConfigRecord({"schema": SCHEMA, **vars(answer)})})
+    kind = "enrolment" if isinstance(answer, Enrolment) else "refusal"
+    return RecordDict({kind: ConfigRecord({"schema": SCHEMA, **vars(answer)})})
 
 
 def decode_refusal(content: RecordDict) -> Refusal | None:
@@ -252,6 +250,7 @@ def decode_refusal(content: RecordDict) -> Refusal | None:
 
 def decode_enrolment(content: RecordDict, classes: int, roles: tuple[str, ...]) -> Enrolment:
     """The inverse of ``encode_enrolment``; refuses a client that cannot take part."""
+    refuse_unknown(content, ("enrolment",), "records")
     config = checked_config(content, "enrolment")
     try:
         fields: dict[str, Any] = {k: config[k] for k in Enrolment.__dataclass_fields__}

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedrc_flwr.config import RunConfig, from_flower
 from fedrc_flwr.engine.run import Run
 from server_app.enrolment import Roster
+from server_app.exchange import is_simulation
 from server_app.names import nodes_have_keys, registered_names
 from server_app.strategy import ClusteredStrategy
 
@@ -27,6 +28,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
     """One run whose clients are Flower's nodes."""
+    if not is_simulation(grid):
+        config.attack.refuse_in_deployment()
     run = Run(config, directory)
     exchange = run.rounds.settings.exchange()
     roster = Roster(

@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrc_flwr.machine import usable_cores
+from server_app.grace import Grace
 
 PULL_AT_ONCE = 16
 FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 1.0, 0.1
@@ -18,7 +19,7 @@ READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 0.5, 3, 32
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's reply, or None if it did not arrive before the deadline."""
+    """A client's reply, or None if it did not arrive in time."""
 
     name: str
     reply: Message | None
@@ -110,14 +111,20 @@ class Pause:
 
 
 def exchange(
-    grid: Grid, messages: Iterable[tuple[str, Message]], window: int, deadline: float
+    grid: Grid,
+    messages: Iterable[tuple[str, Message]],
+    window: int,
+    deadline: float,
+    grace: Grace | None = None,
 ) -> Iterator[Answer]:
     """Send messages to named clients and yield their answers in order of arrival.
 
     Replies are yielded as they arrive, so that memory for a few models is enough. After
-    ``deadline`` seconds None is yielded for the remaining clients, and later replies are ignored.
+    ``deadline`` seconds, or when ``grace`` is over, None is yielded for the remaining clients, and
+    later replies are ignored.
     """
     queue = iter(messages)
+    grace = grace or Grace(0, 0.0, {}, {})  # nobody's time is over before the deadline
     outbox = Outbox(grid, window)
     pause = Pause(outbox.simulated)
     ends = time.monotonic() + deadline
@@ -127,15 +134,19 @@ def exchange(
             entry = next(queue, None)
             if entry is None:
                 exhausted = True
-            elif not outbox.send(*entry):
+            elif outbox.send(*entry):
+                grace.sent(entry[0], time.monotonic())
+            else:
                 yield Answer(entry[0], None)
         if not len(outbox) and exhausted:
             return
         arrived = False
         for answer in outbox.replies():
             arrived = True
+            grace.answered(answer.name, time.monotonic())
             yield answer
-        if time.monotonic() >= ends:
+        now = time.monotonic()
+        if now >= ends or (exhausted and len(outbox) and grace.is_over(outbox.names(), now)):
             yield from (Answer(name, None) for name in outbox.names())
             yield from (Answer(name, None) for name, _ in queue)
             return

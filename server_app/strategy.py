@@ -12,10 +12,11 @@ from fedrc_flwr import wire
 from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment, Rounds
-from fedrc_flwr.errors import LATE, RunError, WireError
+from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.metrics import Evaluation
 from server_app.enrolment import Roster
 from server_app.exchange import Answer, exchange
+from server_app.grace import Grace
 
 #: Extra seconds until a message expires, so that the server decides about the deadline.
 TTL_GRACE = 10.0
@@ -40,6 +41,7 @@ class ClusteredStrategy(Strategy):
         self._broadcast: Broadcast | None = None
         self._own: dict[str, Broadcast] = {}  # as each client received it
         self._names: dict[int, str] = {}
+        self._took: dict[str, dict[str, float]] = {}  # seconds of each client by kind of message
         self._down = self._up = 0
 
     def summary(self) -> None:
@@ -58,12 +60,12 @@ class ClusteredStrategy(Strategy):
     def train(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Reply]]:
         """Train these clients and yield their replies as they arrive."""
         messages = self._messages(names, broadcast, MessageType.TRAIN)
-        return self._replies(self._answers(messages))
+        return self._replies(self._answers(messages, MessageType.TRAIN))
 
     def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Evaluation]]:
         """Evaluate these clients and yield what they report as it arrives."""
         messages = self._messages(names, broadcast, MessageType.EVALUATE)
-        return self._evaluations(self._answers(messages))
+        return self._evaluations(self._answers(messages, MessageType.EVALUATE))
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of arrays sent and received since the last call."""
@@ -154,9 +156,14 @@ class ClusteredStrategy(Strategy):
 
         return stream()
 
-    def _answers(self, messages: Iterable[Message]) -> Iterator[Answer]:
+    def _answers(self, messages: Iterable[Message], kind: str) -> Iterator[Answer]:
         named = ((self._names[m.metadata.dst_node_id], m) for m in messages)
-        return exchange(self._grid, named, self._exchange.window, self._exchange.deadline)
+        settings, before = self._exchange, self._took.setdefault(kind, {})
+        samples = {name: self.roster.clients[name].samples for name in self._names.values()}
+        needed = self.rounds.settings.needed(len(samples))
+        grace = Grace(needed, settings.grace, samples, dict(before))
+        yield from exchange(self._grid, named, settings.window, settings.deadline, grace)
+        before.update(grace.took)
 
     def _name_of(self, reply: Message) -> str:
         return self._names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
@@ -173,7 +180,7 @@ class ClusteredStrategy(Strategy):
                 own = self._own[answer.name]
                 reply = wire.decode_reply(content, own, self.rounds.classes)
             except WireError as error:
-                self.rounds.fail(answer.name, str(error))
+                self.rounds.refuse(answer.name, str(error))
                 continue
             self._up += wire.payload(content)
             yield answer.name, reply.widened(own.membership, self._broadcast.membership)
@@ -190,14 +197,14 @@ class ClusteredStrategy(Strategy):
                 own = self._own[answer.name].membership.clusters
                 evaluation = wire.decode_evaluation(content, self.rounds.classes, len(own))
             except WireError as error:
-                self.rounds.fail(answer.name, str(error))
+                self.rounds.refuse(answer.name, str(error))
                 continue
             self._up += wire.payload(content)
             yield answer.name, evaluation.widened(own, self._broadcast.membership.clusters)
 
     def _content(self, answer: Answer) -> RecordDict | None:
         if answer.reply is None:
-            self.rounds.fail(answer.name, LATE)
+            self.rounds.miss(answer.name)
             return None
         if answer.reply.has_error():
             error = answer.reply.error

@@ -382,12 +382,46 @@ def test_update_travels_under_its_clusters_id() -> None:
     assert set(content.array_records["deltas"]) == {"cluster-7"}
 
 
-def test_loss_table_that_nobody_asked_for_is_dropped() -> None:
+def test_loss_table_that_nobody_asked_for_is_refused() -> None:
     content = travel(wire.encode_reply(make_reply(table=True), make_broadcast()))
 
-    arrived = wire.decode_reply(content, make_broadcast(phase=Phase()), CLASSES)
+    with pytest.raises(WireError, match="1 unknown statistics, such as 'cross-losses'"):
+        wire.decode_reply(content, make_broadcast(phase=Phase()), CLASSES)
 
-    assert arrived.cross_losses is None
+
+JUNK = np.zeros(1 << 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update({"junk": ArrayRecord({"a": Array(JUNK)})}), "unknown records.*'junk'"),
+        (lambda c: c["statistics"].update({"junk": Array(JUNK)}), "unknown statistics.*'junk'"),
+        (lambda c: c["deltas"].update({"junk": Array(JUNK)}), "'junk' does not belong"),
+        (lambda c: c["reply"].update({"junk": "x" * 10**6}), "unknown values.*'junk'"),
+        (lambda c: c["reply"].update({"x" * 10**6: 1}), r"unknown values, such as 'x{40}'$"),
+        (lambda c: c["metrics"].update({"x" * 10**6: 1.0}), "a metric's name is 'x{40}'"),
+        (lambda c: c["metrics"].update({f"m{i}": 1.0 for i in range(99)}), "metrics, expected at"),
+    ],
+    ids=["record", "statistic", "update", "text", "key", "metric", "metrics"],
+)
+def test_reply_with_more_than_was_asked_for_is_refused(change: Any, words: str) -> None:
+    broadcast = make_broadcast()
+    content = wire.encode_reply(make_reply(), broadcast)
+    change(content)
+
+    with pytest.raises(WireError, match=words) as caught:
+        wire.decode_reply(content, broadcast, CLASSES)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("where", ["record", "array"])
+def test_evaluation_with_more_than_was_asked_for_is_refused(where: str) -> None:
+    content = wire.encode_evaluation(Evaluation({"accuracy": 1.0, "samples": 1.0}))
+    content["junk" if where == "record" else "counts"] = ArrayRecord({"junk": Array(JUNK)})
+
+    with pytest.raises(WireError, match=r"unknown (records|counts), such as 'junk'"):
+        wire.decode_evaluation(content, CLASSES, 2)
 
 
 def test_metrics_arrive_as_they_were_sent() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedrc_flwr.aggregation import UpdateSums
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, RoundReport, RoundResult
 from fedrc_flwr.algorithms.settings import SharedBodySettings
@@ -113,9 +112,9 @@ class Discovering(ClusteredAlgorithm):
 
     # --- what the server makes of the replies ----------------------------------------------------
 
-    def begin_round(self, state: ServerState) -> RoundResult:
+    def counts_absent(self, state: ServerState) -> bool:
         """Members are averaged once clients have places: the others have nothing to say."""
-        return RoundResult(UpdateSums(self.absent_is_zero and not is_found(state)))
+        return self.absent_is_zero and not is_found(state)
 
     def end_round(
         self, state: ServerState, result: RoundResult, round_number: int

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedrc_flwr.adaptive import Adaptation
-from fedrc_flwr.aggregation import BODY, UpdateSums
+from fedrc_flwr.aggregation import BODY, UpdateSums, update_norm
+from fedrc_flwr.combining import HeldUpdates
 from fedrc_flwr.em import Floats
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.screening import Screening, Verdict
 from fedrc_flwr.state import ClientRecord, Membership
 
 #: An update larger than this multiple of the round's median norm is taken to have broken it.
@@ -131,6 +133,25 @@ class Reply:
         """Whether all its numbers are finite."""
         return finite([*self.deltas.values(), *self.statistics(), *self.metrics.values()])
 
+    def capped(self, most: int) -> Reply:
+        """The same from a client that counts as ``most`` samples, if it holds more."""
+        if self.samples <= most:
+            return self
+        share = most / self.samples
+        counts, table, measured, scatter = (
+            None if array is None else share * array
+            for array in (self.label_counts, self.cross_losses, self.fingerprint, self.scatter)
+        )
+        return replace(
+            self,
+            samples=most,
+            label_counts=np.asarray(counts),
+            cross_losses=table,
+            noise=share * self.noise,
+            fingerprint=measured,
+            scatter=scatter,
+        )
+
     def widened(self, own: Membership, everybody: Membership) -> Reply:
         """The same over all clusters, from a client that took part in some of them."""
         if own.clusters == everybody.clusters:
@@ -148,14 +169,71 @@ class Reply:
 
 @dataclass
 class RoundResult:
-    """The replies of one round, summed as they arrive."""
+    """The replies of one round, summed as they arrive.
 
-    sums: UpdateSums
+    Parameters
+    ----------
+    sums : what the reply that is being received is added to: those of its level of length
+    home : the cluster that the client of that reply is a member of, if it is known
+    screening : the lengths of the updates
+    norms : of each reply's update, all clusters together
+    updates : by client, if they are compared
+    scatters : by client, of those that were measured
+    """
+
+    sums: UpdateSums | HeldUpdates
     records: dict[str, ClientRecord] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    norms: dict[str, float] = field(default_factory=dict)  # of each reply's update, all clusters
-    updates: dict[str, Vector] = field(default_factory=dict)  # by client, if they are compared
-    scatter: Floats | None = None  # the sum of the clients' that were measured
+    norms: dict[str, float] = field(default_factory=dict)
+    updates: dict[str, Vector] = field(default_factory=dict)
+    scatters: dict[str, Floats] = field(default_factory=dict)
+    screening: Screening = field(default_factory=lambda: Screening({}, np.inf))
+    home: int | None = None
+
+    def __post_init__(self) -> None:
+        self._levels: dict[int, Any] = {0: self.sums}
+
+    @property
+    def scatter(self) -> Floats | None:
+        """The sum of the clients' scatters, if any were measured."""
+        return np.sum(list(self.scatters.values()), axis=0) if self.scatters else None
+
+    def expect(self, name: str, reply: Reply, clusters: tuple[int, ...]) -> None:
+        """Choose the sums for a reply, before it is received.
+
+        A client is a member of the cluster of which it sends the longest update: training weights
+        each cluster by its share of the client's samples. The counts say the same, but noise on
+        them may be larger than they are.
+        """
+        lengths = {
+            BODY if k == BODY else clusters[k]: update_norm([delta])
+            for k, delta in reply.deltas.items()
+        }
+        own = {cluster: length for cluster, length in lengths.items() if cluster != BODY}
+        self.home = max(own, key=lambda cluster: own[cluster]) if own else None
+        level = self.screening.take(name, lengths, self.home)
+        if level not in self._levels:
+            self._levels[level] = self.sums.empty()
+        self.sums = self._levels[level]
+        self.norms[name] = float(np.linalg.norm(list(lengths.values())))
+
+    def settle(self) -> Verdict:
+        """Bring the levels together, and leave out whoever is refused."""
+        verdict = self.screening.verdict()
+        self.sums, self.home = self._levels.pop(0), None
+        for level, sums in sorted(self._levels.items()):
+            if verdict.factors[level] > 0:
+                self.sums.take_in(sums, verdict.factors[level])
+        self._levels = {0: self.sums}
+        for name in verdict.refused:
+            for kept in (self.records, self.metrics, self.norms, self.updates, self.scatters):
+                kept.pop(name, None)
+        for name, ratio in verdict.clipped.items():
+            if name in self.updates:
+                self.updates[name] = self.updates[name] * np.float32(
+                    self.screening.multiple / ratio
+                )
+        return verdict
 
     def culprits(self) -> dict[str, str]:
         """Whose replies to leave out if the next state is not finite, and why.

@@ -9,14 +9,32 @@ import numpy as np
 
 from fedrc_flwr import adaptive, privacy
 from fedrc_flwr.adaptive import AdaptiveSettings
-from fedrc_flwr.aggregation import BODY, ServerSettings, UpdateSums, apply_updates
+from fedrc_flwr.aggregation import BODY, ServerSettings, apply_updates
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply, RoundReport, RoundResult
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
 from fedrc_flwr.layout import Vector, count_parameters, to_vector
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.privacy import PrivacySettings
+from fedrc_flwr.screening import Screening
 from fedrc_flwr.sgd import LocalSettings
 from fedrc_flwr.state import Membership, ServerState
+
+NORM = "norm/"  # prefix of the numbers of the state: each cluster's median length of updates
+
+
+def usual_norms(state: ServerState) -> dict[int, float]:
+    """The median length of the last round's updates by cluster."""
+    found = {n.removeprefix(NORM): v for n, v in state.numbers.items() if n.startswith(NORM)}
+    return {int(cluster): value for cluster, value in found.items()}
+
+
+def with_usual_norms(state: ServerState, norms: dict[int, float]) -> ServerState:
+    """The state that remembers these; a cluster that nobody trained keeps its own."""
+    alive = {
+        c: v for c, v in {**usual_norms(state), **norms}.items() if c in (*state.clusters, BODY)
+    }
+    others = {n: v for n, v in state.numbers.items() if not n.startswith(NORM)}
+    return replace(state, numbers={**others, **{f"{NORM}{c}": v for c, v in alive.items()}})
 
 
 class ServerHalf:
@@ -141,15 +159,22 @@ class ServerHalf:
         return -1
 
     def begin_round(self, state: ServerState) -> RoundResult:
-        """An empty sum for the round's replies."""
-        return RoundResult(UpdateSums(self.absent_is_zero))
+        """Empty sums for the round's replies."""
+        return RoundResult(
+            self.server.collector(self.counts_absent(state)),
+            screening=Screening(usual_norms(state), self.server.longest()),
+        )
+
+    def counts_absent(self, state: ServerState) -> bool:
+        """Whether, in this round, no update of a cluster counts as an update of zero."""
+        return self.absent_is_zero
 
     def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
         """Fold one client's reply into the round's sums."""
         deltas = {
             BODY if k == BODY else state.clusters[k]: delta for k, delta in reply.deltas.items()
         }
-        result.sums.add(deltas, reply.samples)
+        result.sums.add(deltas, reply.samples, result.home)
         record = state.clients[name]
         released = (reply.noise > 0) * (1 if reply.cross_losses is None else 2)
         # A client that lost its state counts from zero; what it released before still counts.
@@ -168,8 +193,7 @@ class ServerHalf:
         )
         result.metrics[name] = reply.metrics
         if reply.scatter is not None:
-            before = 0.0 if result.scatter is None else result.scatter
-            result.scatter = before + reply.scatter
+            result.scatters[name] = reply.scatter
 
     def end_round(
         self, state: ServerState, result: RoundResult, round_number: int

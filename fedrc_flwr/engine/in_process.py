@@ -16,6 +16,7 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.bank import choose_device
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.engine.attacker import armed
 from fedrc_flwr.engine.client import (
     DiskStates,
     MemoryStates,
@@ -121,11 +122,12 @@ def participants(
     scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
     bank = build_bank(config, choose_device(config.run.device_of(None)))
     chosen = list(clients) or [scenario.client(index) for index in range(len(scenario))]
-    for data in chosen:
+    for index, data in enumerate(chosen):
         noise = config.privacy.noise_of(None)
         confusion = config.privacy.sends_confusion(None, None)
         kept = states(data.name)
-        yield Participant(algorithm, data, bank, kept, noise, confusion, config.seed)
+        honest = Participant(algorithm, data, bank, kept, noise, confusion, config.seed)
+        yield armed(honest, config.attack, index, scenario.clients)
 
 
 def in_memory(config: RunConfig, clients: Iterable[ClientData] = ()) -> tuple[Rounds, InProcess]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -11,96 +10,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedrc_flwr import __version__
-from fedrc_flwr.aggregation import update_norm
+from fedrc_flwr import __version__, bounds
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
+from fedrc_flwr.algorithms.server import with_usual_norms
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine import conduct, round_metrics
 from fedrc_flwr.engine.judging import judge
-from fedrc_flwr.errors import RunError
+from fedrc_flwr.engine.participation import FederationSettings
+from fedrc_flwr.errors import LATE, RunError
 from fedrc_flwr.metrics import Evaluation
-from fedrc_flwr.settings import key
+from fedrc_flwr.screening import Verdict
 from fedrc_flwr.state import ClientRecord, ServerState
 from fedrc_flwr.words import one_line
 
-#: Clients whose mixture weights are recorded in every round.
-MOST_WEIGHED = 200
 RoundDone = Callable[[ServerState, dict[str, Any]], None]
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """How messages travel: how many at once, how long they may take, and in which precision."""
-
-    window: int
-    deadline: float
-    enrolment_timeout: float
-    half: bool
-
-
-@dataclass(frozen=True)
-class FederationSettings:
-    """Who takes part in a round, how long the server waits, and how messages travel."""
-
-    fraction: float = key(
-        1.0,
-        "Fraction of the training clients that is sampled each round.",
-        above=0.0,
-        high=1.0,
-        common=True,
-    )
-    min_clients: int = key(
-        0,
-        "Training clients that must have enrolled before round 1. 0: all of the scenario's.",
-        low=0,
-        common=True,
-    )
-    enrolment_timeout: float = key(120.0, "Seconds to wait for clients to enrol.", above=0.0)
-    min_replies: float = key(
-        0.5,
-        "Fraction of the sampled clients that must reply for a round to count.",
-        low=0.0,
-        high=1.0,
-    )
-    deadline: float = key(
-        600.0,
-        "Seconds after which a round continues without the clients that have not replied.",
-        above=0.0,
-        common=True,
-    )
-    attempts: int = key(
-        3, "How often a round with too few replies is tried before the run stops.", low=1
-    )
-    window: int = key(
-        0,
-        "Most messages in flight, which bounds the server's memory. 0: as many as keep the workers "
-        "of a simulation busy; all of them in a deployment.",
-        low=0,
-    )
-    transport: str = key(
-        "float32",
-        "Precision in which networks and updates travel; `float16` halves the traffic.",
-        choices=("float32", "float16"),
-        common=True,
-    )
-
-    def exchange(self) -> Exchange:
-        """What an engine needs to know to carry messages."""
-        half = self.transport == "float16"
-        return Exchange(self.window, self.deadline, self.enrolment_timeout, half)
-
-    def awaited(self, trainers: int, everybody: int) -> tuple[int, int]:
-        """How many training clients, and how many clients in all, a run waits for."""
-        return (self.min_clients, 0) if self.min_clients else (trainers, everybody)
-
-    def needed(self, sampled: int) -> int:
-        """How many of the sampled clients must reply."""
-        return max(1, math.ceil(self.min_replies * sampled))
-
-    def sample_size(self, clients: int) -> int:
-        """How many of the clients take part in a round."""
-        return min(clients, max(1, math.floor(self.fraction * clients + 0.5)))
 
 
 @dataclass(frozen=True)
@@ -167,6 +92,10 @@ class Rounds:
         self.settings = settings
         self._seed = seed
         self._left_out: set[str] = set()  # clients without which the round is repeated
+        self._enrolled: dict[str, int] = {}  # how many samples each client enrolled with
+        self._strikes: dict[str, str] = {}  # in this round, and why
+        self._silent: set[str] = set()  # who did not answer in this round
+        self._verdict: Verdict | None = None
         self.failed: dict[str, str] = {}
 
     def run(self, carrier: Carrier, last: int, evaluate_every: int, round_done: RoundDone) -> None:
@@ -177,8 +106,9 @@ class Rounds:
         for number in range(self.state.round + 1, last + 1):
             started = time.monotonic()
             metrics = self._train_until_enough(number, carrier)
+            answered = set(metrics.pop("answered"))
             if number % evaluate_every == 0 or number == last:
-                names = carrier.online(TRAIN) + carrier.online(OBSERVE)
+                names = self._asked(carrier.online(TRAIN) + carrier.online(OBSERVE), number)
                 broadcast = self.broadcast(number, len(names))
                 if number == last:
                     broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=True))
@@ -189,14 +119,37 @@ class Rounds:
                 "bytes_down": down,
                 "bytes_up": up,
                 "failed": dict(self.failed),
+                **self._conclude(number, answered),
             }
             self.failed = {}
             round_done(self.state, metrics)
 
+    def _asked(self, names: list[str], number: int, needed: int = 0) -> list[str]:
+        """Who of these clients is asked; never one that has been silent in this round."""
+        awake = [name for name in names if name not in self._silent]
+        return conduct.to_be_asked(self.state, awake, number, needed)
+
+    def _conclude(self, number: int, answered: set[str]) -> dict[str, Any]:
+        """Remember how clients behaved in a round, and return what the metrics tell about it."""
+        before = set(conduct.quarantined(self.state))
+        state = conduct.struck(self.state, self._strikes, answered)
+        self.state = conduct.noticed(state, answered - self._silent, self._silent, number)
+        for name in sorted(set(conduct.quarantined(self.state)) - before):
+            log.warning(
+                "%s is in quarantine after %s strikes, the last: %s. It is no longer asked, and "
+                "what it reported no longer counts; `fedrc forgive` lets it back in",
+                name, conduct.STRIKES, self._strikes[name],
+            )  # fmt: skip
+        told = round_metrics.behaved(self.state, number, self._strikes, self._verdict)
+        self._strikes, self._silent, self._verdict = {}, set(), None
+        return told
+
     def _train_until_enough(self, number: int, carrier: Carrier) -> dict[str, Any]:
-        for attempt in range(self.settings.attempts):
+        attempts = self.settings.tries()
+        for attempt in range(attempts):
             self.enrol(carrier.refresh())
             online = carrier.online(TRAIN)
+            online = self._asked(online, number, self.settings.needed(len(online)))
             names = self.sample(online, number, attempt)
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
@@ -206,21 +159,28 @@ class Rounds:
                 return metrics | {"attempts": attempt + 1}
         failures = "; ".join(f"{n}: {r}" for n, r in sorted(self.failed.items())[:5]) or "none"
         raise RunError(
-            f"round {number} had too few usable replies {self.settings.attempts} times in a row "
-            f"(federation.min-replies = {self.settings.min_replies}); the last failures: {failures}"
+            f"round {number} had too few usable replies {attempts} times in a row "
+            f"({self.settings.required()}); the last failures: {failures}"
         )
 
     def enrol(self, newcomers: list[Enrolment]) -> None:
         """Enter newly enrolled clients in the state; what is known of a returning one stays."""
         clients = dict(self.state.clients)
         for newcomer in newcomers:
-            record = clients.get(newcomer.name, ClientRecord(newcomer.role, newcomer.samples))
-            clients[newcomer.name] = replace(
+            name, samples = newcomer.name, newcomer.samples
+            record = clients.get(name, ClientRecord(newcomer.role, samples))
+            clients[name] = replace(
                 record, role=newcomer.role, concept=newcomer.concept, style=newcomer.style
             )
+            if self._enrolled.setdefault(name, samples) != samples:
+                # Otherwise a client could take as much weight as it likes in mid-run.
+                log.warning(
+                    "%s enrolled again with %s samples; in this run it has %s",
+                    name, samples, self._enrolled[name],
+                )  # fmt: skip
             log.info(
                 "%s enrolled: %s, %s samples, fedrc-flwr %s",
-                newcomer.name, newcomer.role, newcomer.samples, newcomer.version,
+                name, newcomer.role, samples, newcomer.version,
             )  # fmt: skip
         self.state = replace(self.state, clients=clients)
 
@@ -244,6 +204,16 @@ class Rounds:
         self.failed[name] = line
         log.warning("%s: reply not used: %s", name, line)
 
+    def refuse(self, name: str, reason: str) -> None:
+        """Record that no honest client sends such a reply: a strike, at most one in a round."""
+        self.fail(name, reason)
+        self._strikes[name] = self.failed[name]
+
+    def miss(self, name: str) -> None:
+        """Record that a client did not answer in time."""
+        self.fail(name, LATE)
+        self._silent.add(name)
+
     def fold(
         self, number: int, replies: Iterable[tuple[str, Reply]], sampled: int
     ) -> dict[str, Any] | None:
@@ -252,11 +222,13 @@ class Rounds:
         None where the round has to be repeated: too few replies were usable, or the next state
         would not be finite. In that case the clients that caused it are left out next time.
         """
-        result = self.algorithm.begin_round(self.state)
+        result, answered = self.algorithm.begin_round(self.state), []
         for name, reply in replies:
-            result.norms[name] = update_norm(reply.deltas.values())
-            with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite below
-                self.algorithm.receive(self.state, result, name, reply)
+            answered.append(name)
+            self._receive(result, name, reply)
+        verdict = result.settle()
+        for name, reason in verdict.refused.items():
+            self.refuse(name, reason)
         needed = self.settings.needed(sampled)
         if len(result.records) < needed:
             log.warning(
@@ -271,7 +243,7 @@ class Rounds:
         if not state.is_finite():
             culprits = result.culprits()
             for name, reason in culprits.items():
-                self.fail(name, reason)
+                self.refuse(name, reason)
             self._left_out |= set(culprits)
             log.warning(
                 "round %s: the models would not be finite; the round is repeated without %s",
@@ -279,30 +251,31 @@ class Rounds:
             )  # fmt: skip
             self._count_releases(result)
             return None
-        self.state = state
-        self._left_out = set()
+        self.state = with_usual_norms(state, verdict.usual)
+        self._verdict, self._left_out = verdict, set()
         if report.discovery is not None:
             log.info("round %s: %s", number, report.discovery["sentence"])
-        return {
-            "round": number,
-            "exponent": phase.exponent,
-            "clusters": list(state.clusters),
-            "shares": state.shares().tolist(),
-            "movement": report.movement,
-            "removed": list(report.adaptation.removed),
-            "merged": [list(pair) for pair in report.adaptation.merged],
-            "undecided": report.adaptation.undecided,
-            **({} if report.discovery is None else {"discovery": report.discovery}),
-            "loss": _mean(result, "loss"),
-            "train_accuracy": _mean(result, "accuracy"),
-            "client_ready_seconds": _mean(result, "ready_seconds"),
-            "client_seconds": _mean(result, "seconds"),
-            "sampled": sampled,
-            "replied": len(result.records),
-            "started_afresh": sorted(n for n, m in result.metrics.items() if m.get("fresh")),
-            "epsilon": self.algorithm.epsilon(state),
-            "weights": _weights(state, list(result.records)),
-        }
+        metrics = round_metrics.trained(self.state, result, report, phase, sampled)
+        return metrics | {"epsilon": self.algorithm.epsilon(state), "answered": answered}
+
+    def _receive(self, result: RoundResult, name: str, reply: Reply) -> None:
+        """Fold one reply into the round, unless no honest client could have sent it."""
+        samples = self._enrolled.get(name, self.state.clients[name].samples)
+        reason = bounds.problem(reply, samples)
+        if reason is not None:
+            self.refuse(name, reason)
+            return
+        reply = reply.capped(self._most_samples())
+        result.expect(name, reply, self.state.clusters)
+        with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite
+            self.algorithm.receive(self.state, result, name, reply)
+
+    def _most_samples(self) -> int:
+        clients = self.state.clients
+        trainers = [n for n, record in clients.items() if record.role == TRAIN]
+        return self.settings.most_samples(
+            [self._enrolled.get(name, clients[name].samples) for name in trainers]
+        )
 
     def _count_releases(self, result: RoundResult) -> None:
         """Record what clients released in a round that is repeated."""
@@ -314,19 +287,3 @@ class Rounds:
     def judge(self, answers: Iterable[tuple[str, Evaluation]]) -> dict[str, Any]:
         """The outcome of an evaluation, see ``judging.judge``."""
         return judge(dict(answers), self.state.clients, self.state.clusters)
-
-
-def _weights(state: ServerState, names: list[str]) -> dict[str, list[float]]:
-    """The mixture weights of these clients over the current clusters.
-
-    Large federations are thinned, because the metrics would grow by all of them in every round.
-    """
-    shown = sorted(names)[:: math.ceil(len(names) / MOST_WEIGHED)]
-    weights = {name: state.clients[name].mixture_weights() for name in shown}
-    return {n: [round(float(v), 3) for v in w] for n, w in weights.items() if w is not None}
-
-
-def _mean(result: RoundResult, metric: str) -> float:
-    """A metric's mean over the round's samples."""
-    values = [m.get(metric, math.nan) for m in result.metrics.values()]
-    return float(np.average(values, weights=[r.samples for r in result.records.values()]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.data.settings import title
+from fedrc_flwr.engine.conduct import quarantined
 from fedrc_flwr.report.headline import Headline
 from fedrc_flwr.state import ServerState
 
@@ -54,6 +55,7 @@ def summarise(
         "adjusted_rand_index": adjusted_rand_index(state),
         "epsilon": epsilon,
         "undecided": undecided,
+        **({"quarantined": locked} if (locked := quarantined(state)) else {}),
         "algorithm": recorded["algorithm"],
         "scenario": title(str(recorded["scenario"]), str(recorded.get("data.dataset", ""))),
         "seed": recorded["seed"],

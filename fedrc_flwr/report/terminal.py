@@ -45,6 +45,14 @@ def hidden(undecided: str) -> str:
     return f"Undecided because of noise on the statistics: {undecided}."
 
 
+def locked_out(names: list[str]) -> str:
+    """Who is in quarantine, as a sentence."""
+    return (
+        f"In quarantine after three strikes: {', '.join(names)}. The run's log says why; "
+        "`fedrc forgive` lets a client back in."
+    )
+
+
 def round_line(event: Event, rounds: int) -> str:
     """One round in one line."""
     loss = "-" if event["loss"] is None else f"{event['loss']:.3f}"
@@ -66,6 +74,8 @@ def round_line(event: Event, rounds: int) -> str:
     parts += [f"merged {gone} into {stays}" for gone, stays in event.get("merged", [])]
     if event.get("failed"):
         parts.append("without " + ", ".join(sorted(event["failed"])))
+    if event.get("quarantined"):
+        parts.append("in quarantine " + ", ".join(event["quarantined"]))
     if event.get("epsilon") is not None:
         parts.append(f"epsilon {event['epsilon']:.2f}")
     return "  ".join(parts)
@@ -97,6 +107,8 @@ def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:
     ):
         if summary.get(name) is not None:
             lines.append(f"  {text:<20} {number(name)}{note}")
+    if summary.get("quarantined"):
+        lines.append(f"  {locked_out(summary['quarantined'])}")
     if summary.get("undecided"):
         lines.append(f"  {hidden(summary['undecided'])}")
     return [*lines, f"results in {directory}"]

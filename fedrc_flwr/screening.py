@@ -1,0 +1,152 @@
+"""Which updates are too long to be used, by the median length among their cluster's members.
+
+Replies are added up as they arrive and are then dropped, so the round's median is known only when
+they are gone. Updates that are about as long as usual in the last round go into the round's sums at
+once. Longer ones go into separate sums, one for each level of length. When all replies are there,
+each level is added, added scaled down, or dropped. Memory is that of a few more models, however
+many clients there are.
+
+Half of a cluster's members would have to send false updates to move its median beyond the lengths
+that honest members send.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedrc_flwr.combining import BODY
+
+#: Updates up to this multiple of last round's median are added at once.
+AT_ONCE = 2.0
+#: Updates beyond so many times the multiple that is accepted are refused.
+REFUSED = 2.0
+#: Levels of length beyond that: each is twice as long as the one before, the last one open.
+LEVELS = 12
+#: In a cluster's first round there is nothing to compare with: levels by length alone.
+FIRST_BASE, FIRST = 4.0, 1000
+#: With fewer members than this, their median may be that of attackers alone; it may then not be
+#: more than ``GROWTH`` times that of the round before or, in the first round, of all clusters.
+FEW, GROWTH = 3, 4.0
+#: A cluster's median counts as at least this share of the one before. Once a cluster has learnt,
+#: most updates become short, and an honest member whose samples are harder is no attacker.
+SHRINKAGE = 0.95
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is done with a round's updates.
+
+    Parameters
+    ----------
+    refused : clients whose updates are far too long, and why
+    clipped : clients whose updates are scaled down, with how many times the median they were long
+    factors : by level, what its updates are multiplied with; 0: they are dropped
+    usual : the median length of each cluster's updates, see ``SHRINKAGE`` and ``GROWTH``
+    """
+
+    refused: dict[str, str]
+    clipped: dict[str, float]
+    factors: dict[int, float]
+    usual: dict[int, float]
+
+
+@dataclass
+class Screening:
+    """The lengths of a round's updates.
+
+    Parameters
+    ----------
+    usual : each cluster's median length in the round before, if it had one
+    multiple : of the median, up to which updates are used as they are
+    """
+
+    usual: Mapping[int, float]
+    multiple: float
+    _lengths: dict[str, dict[int, float]] = field(default_factory=dict)
+    _homes: dict[str, int | None] = field(default_factory=dict)
+    _levels: dict[int, list[str]] = field(default_factory=dict)
+
+    def take(self, name: str, lengths: dict[int, float], home: int | None) -> int:
+        """Note a client's updates by cluster; returns the level of the sums to add them to.
+
+        Parameters
+        ----------
+        home : the cluster that the client is a member of
+        """
+        self._lengths[name] = lengths
+        self._homes[name] = home
+        level = self._level(lengths)
+        self._levels.setdefault(level, []).append(name)
+        return level
+
+    def _level(self, lengths: dict[int, float]) -> int:
+        longest = max(lengths.values(), default=0.0)
+        if longest == 0.0 or math.isinf(self.multiple):
+            return 0
+        if not self.usual:
+            return FIRST + math.ceil(math.log(longest, FIRST_BASE))
+        # A cluster that is new has the lengths of the others.
+        otherwise = _lower_median(list(self.usual.values()))
+        ratio = max(n / self.usual.get(c, otherwise) for c, n in lengths.items())
+        return 0 if ratio <= AT_ONCE else min(math.ceil(math.log2(ratio)), LEVELS)
+
+    def verdict(self) -> Verdict:
+        """What to do with each level, now that all replies have arrived."""
+        usual = self._medians()
+        ratios = {
+            name: max((n / usual[c] for c, n in lengths.items() if c in usual), default=0.0)
+            for name, lengths in self._lengths.items()
+        }
+        refused, clipped, factors = {}, {}, {}
+        for level, names in self._levels.items():
+            factors[level] = 1.0
+            if level == 0:
+                continue
+            longest = max(ratios[name] for name in names)
+            far = [name for name in names if ratios[name] > REFUSED * self.multiple]
+            for name in far:
+                refused[name] = self._reason(name, ratios[name], usual)
+            for name in set(names) - set(far):
+                if ratios[name] > self.multiple:
+                    clipped[name] = ratios[name]
+            if len(far) == len(names):
+                factors[level] = 0.0
+            elif longest > self.multiple:
+                # Whatever else is on the level is scaled down with the longest update on it.
+                factors[level] = self.multiple / longest
+        return Verdict(refused, clipped, factors, usual)
+
+    def _reason(self, name: str, ratio: float, usual: Mapping[int, float]) -> str:
+        lengths = self._lengths[name]
+        worst = max((c for c in lengths if c in usual), key=lambda c: lengths[c] / usual[c])
+        where = "the shared body" if worst == BODY else f"cluster {worst}"
+        return (
+            f"its update of {where} has a norm of {lengths[worst]:.3g}, {ratio:.3g} times the "
+            f"median of {usual[worst]:.3g} (server.max-norm = {self.multiple:g} allows "
+            f"{REFUSED * self.multiple:g})"
+        )
+
+    def _medians(self) -> dict[int, float]:
+        """The median length by cluster: of its members, or of everybody if it has none."""
+        homes = [v[h] for n, v in self._lengths.items() if (h := self._homes[n]) in v and v[h]]
+        everywhere = _lower_median(homes) if homes else math.inf
+        found = {}
+        for cluster in sorted({c for lengths in self._lengths.values() for c in lengths}):
+            sent = {n: v[cluster] for n, v in self._lengths.items() if v.get(cluster)}
+            members = [v for n, v in sent.items() if cluster in (self._homes[n], BODY)]
+            given = members or list(sent.values())
+            if not given:
+                continue
+            before = self.usual.get(cluster)
+            least = 0.0 if before is None else SHRINKAGE * before
+            most = GROWTH * (everywhere if before is None else before)
+            median = max(_lower_median(given), least)
+            found[cluster] = median if len(given) >= FEW else min(median, most)
+        return found
+
+
+def _lower_median(values: list[float]) -> float:
+    """The median; of an even number of values the lower of the two in the middle."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,54 @@
+"""How long a round waits for the clients that have not answered yet."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+
+#: Seconds that every client has, however fast the others are.
+LEAST = 10.0
+
+
+class Grace:
+    """Learns from the replies that have arrived when the others are due.
+
+    Once ``needed`` clients have answered, a client is given ``factor`` times the median time of the
+    replies. One with more samples than the others' median has longer in proportion, and one that
+    took longer before has ``factor`` times what it took.
+
+    Parameters
+    ----------
+    factor : 0: everybody has until the deadline
+    samples : of each client
+    before : seconds that each client took the last time, if it answered
+    """
+
+    def __init__(
+        self, needed: int, factor: float, samples: Mapping[str, int], before: Mapping[str, float]
+    ) -> None:
+        self._needed = needed
+        self._factor = factor
+        self._samples = samples
+        self._before = before
+        self._sent: dict[str, float] = {}
+        self.took: dict[str, float] = {}
+
+    def sent(self, name: str, now: float) -> None:
+        """Note when a client was asked."""
+        self._sent[name] = now
+
+    def answered(self, name: str, now: float) -> None:
+        """Note when it answered."""
+        self.took[name] = now - self._sent[name]
+
+    def is_over(self, waiting: Collection[str], now: float) -> bool:
+        """Whether all of these clients have had their time."""
+        if not self._factor or len(self.took) < self._needed:
+            return False
+        return all(now - self._sent[name] >= self._patience(name) for name in waiting)
+
+    def _patience(self, name: str) -> float:
+        usual = statistics.median(self.took.values())
+        typical = statistics.median(self._samples[other] for other in self.took)
+        expected = usual * max(1.0, self._samples[name] / max(typical, 1))
+        return max(LEAST, self._factor * max(expected, self._before.get(name, 0.0)))

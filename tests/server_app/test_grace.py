@@ -1,0 +1,67 @@
+"""When a round stops waiting, with times worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from grid import InMemoryGrid
+
+from server_app import grace
+from server_app.exchange import exchange
+from server_app.grace import LEAST, Grace
+
+SAMPLES = {"a": 100, "b": 100, "c": 100, "d": 100, "large": 500}
+
+
+def asked(needed: int, factor: float = 3.0, **before: float) -> Grace:
+    """Everybody was asked at 0 seconds; a, b and c have answered after 10, 20 and 30."""
+    waited = Grace(needed, factor, SAMPLES, before)
+    for name in SAMPLES:
+        waited.sent(name, 0.0)
+    for name, seconds in {"a": 10.0, "b": 20.0, "c": 30.0}.items():
+        waited.answered(name, seconds)
+    return waited
+
+
+def test_three_times_the_median_once_enough_have_answered() -> None:
+    assert not asked(needed=3).is_over({"d"}, 59.0)
+    assert asked(needed=3).is_over({"d"}, 60.0)
+    assert not asked(needed=4).is_over({"d"}, 10_000.0)
+
+
+def test_more_samples_have_more_time() -> None:
+    assert not asked(needed=3).is_over({"d", "large"}, 299.0)
+    assert asked(needed=3).is_over({"d", "large"}, 300.0)
+
+
+def test_who_took_longer_before_has_more_time() -> None:
+    assert not asked(needed=3, d=50.0).is_over({"d"}, 149.0)
+    assert asked(needed=3, d=50.0).is_over({"d"}, 150.0)
+
+
+def test_everybody_has_some_seconds() -> None:
+    waited = Grace(1, 3.0, SAMPLES, {})
+    waited.sent("a", 0.0)
+    waited.sent("d", 5.0)
+    waited.answered("a", 0.1)
+
+    assert not waited.is_over({"d"}, 4.9 + LEAST)
+    assert waited.is_over({"d"}, 5.0 + LEAST)
+
+
+def test_without_a_factor_the_deadline_alone_counts() -> None:
+    assert not asked(needed=1, factor=0.0).is_over({"d"}, 1e9)
+
+
+def test_exchange_ends_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace, "LEAST", 0.05)
+    grid = InMemoryGrid(4, {"data.clients": 4})
+    grid.behaviours = {103: lambda message, answer: None}
+    content = RecordDict({"enrol": ConfigRecord({"schema": 1})})
+    messages = [(str(n), Message(content, n, "query.enrol", ttl=10)) for n in range(100, 104)]
+    waited = Grace(3, 3.0, {str(n): 1 for n in range(100, 104)}, {})
+
+    answers = list(exchange(grid, messages, 0, 1e6, waited))  # type: ignore[arg-type]
+
+    assert [a.name for a in answers if a.reply is None] == ["103"]
+    assert sorted(waited.took) == ["100", "101", "102"]

@@ -1,0 +1,155 @@
+"""Updates that are too long for their cluster, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrc_flwr.aggregation import BODY
+from fedrc_flwr.screening import LEVELS, Screening
+
+
+def screened(norms: dict[str, float], usual: dict[int, float], multiple: float = 3.0) -> Screening:
+    screening = Screening(usual, multiple)
+    for name, norm in norms.items():
+        screening.take(name, {0: norm}, home=0)
+    return screening
+
+
+def test_updates_of_usual_length_are_added_at_once() -> None:
+    screening = Screening({0: 1.0, 1: 5.0}, 3.0)
+
+    assert screening.take("a", {0: 2.0}, 0) == 0
+    assert screening.take("b", {1: 9.0}, 1) == 0
+    assert screening.take("c", {}, 0) == 0
+    assert screening.take("d", {0: 2.1}, 0) == 2  # up to four times as long
+    assert screening.take("e", {0: 1e30}, 0) == LEVELS
+
+
+def test_slightly_long_is_clipped_and_far_too_long_is_refused() -> None:
+    # The lower median of 1, 1, 1, 4 and 1e30 is 1: up to 3 as it is, up to 6 clipped
+    screening = screened({"a": 1.0, "b": 1.0, "c": 1.0, "d": 4.0, "e": 1e30}, {0: 1.0})
+
+    verdict = screening.verdict()
+
+    assert verdict.usual == {0: 1.0}
+    assert verdict.clipped == {"d": 4.0}
+    assert set(verdict.refused) == {"e"}
+    assert "cluster 0 has a norm of 1e+30" in verdict.refused["e"]
+    assert "the median of 1" in verdict.refused["e"]
+    assert verdict.factors == {0: 1.0, 2: 0.75, LEVELS: 0.0}
+
+
+def test_in_the_first_round_the_replies_themselves_are_the_measure() -> None:
+    screening = screened({"a": 1e30, "b": 1.0, "c": 1.2, "d": 0.9, "e": 1e30}, {})
+
+    verdict = screening.verdict()
+
+    assert verdict.usual == {0: 1.2}
+    assert set(verdict.refused) == {"a", "e"}
+    assert sorted(verdict.factors.values()) == [0.0, 1.0, 1.0]
+
+
+def test_arrival_first_is_no_advantage() -> None:
+    norms = {"a": 1e30, "b": 1e30, "c": 1.0, "d": 1.0, "e": 1.0}
+
+    there = screened(norms, {}).verdict()
+    back = screened(dict(reversed(norms.items())), {}).verdict()
+
+    assert there.refused == back.refused
+    assert there.factors == back.factors
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=3, max_size=15),
+    st.floats(13.0, 1e30),
+    st.booleans(),
+)
+def test_fewer_than_half_cannot_hide(honest: list[float], norm: float, known: bool) -> None:
+    norms = {f"h{i}": value for i, value in enumerate(honest)}
+    false = {f"a{i}": norm for i in range(len(honest) - 1)}
+
+    verdict = screened({**false, **norms}, {0: 1.0} if known else {}).verdict()
+
+    assert set(verdict.refused) == set(false)
+
+
+def test_members_are_those_whose_samples_are_mostly_there() -> None:
+    # Others train the cluster a little; their short updates do not make a member's too long
+    screening = Screening({0: 1.0}, 3.0)
+    for name in ("a", "b"):
+        screening.take(name, {0: 1.0}, home=0)
+    for name in ("c", "d", "e", "f"):
+        screening.take(name, {0: 0.01, 1: 1.0}, home=1)
+
+    verdict = screening.verdict()
+
+    assert verdict.usual == {0: 1.0, 1: 1.0}
+    assert not verdict.refused
+    assert not verdict.clipped
+
+
+def test_body_is_everybody_s() -> None:
+    screening = Screening({}, 3.0)
+    for name, norm in {"a": 1.0, "b": 2.0, "c": 50.0}.items():
+        screening.take(name, {BODY: norm}, home=0)
+
+    verdict = screening.verdict()
+
+    assert verdict.usual == {BODY: 2.0}
+    assert "the shared body" in verdict.refused["c"]
+
+
+def test_lone_member_is_compared_with_the_round_before() -> None:
+    assert screened({"a": 1e30}, {0: 1.0}).verdict().usual == {0: 4.0}
+    assert set(screened({"a": 1e30}, {0: 1.0}).verdict().refused) == {"a"}
+    assert screened({"a": 3.0}, {0: 1.0}).verdict().refused == {}
+
+
+def test_lone_member_of_the_first_round_is_compared_with_other_clusters() -> None:
+    screening = Screening({}, 3.0)
+    screening.take("a", {0: 1.0}, home=0)
+    screening.take("b", {0: 1.0}, home=0)
+    screening.take("c", {1: 1e12}, home=1)
+
+    verdict = screening.verdict()
+
+    assert verdict.usual == {0: 1.0, 1: 4.0}
+    assert set(verdict.refused) == {"c"}
+
+
+def test_median_falls_slowly_so_that_one_with_harder_samples_is_not_struck() -> None:
+    verdict = screened({"a": 0.1, "b": 0.1, "c": 0.1, "d": 2.5}, {0: 1.0}).verdict()
+
+    assert verdict.usual == {0: 0.95}
+    assert not verdict.refused
+    assert not verdict.clipped
+
+
+def test_new_cluster_is_compared_with_the_others() -> None:
+    screening = Screening({0: 1.0, 1: 2.0}, 3.0)
+
+    assert screening.take("a", {7: 2.0}, 7) == 0
+    assert screening.take("b", {7: 9.0}, 7) > 0
+
+
+def test_zero_switches_it_off() -> None:
+    screening = screened({"a": 1.0, "b": 1.0, "c": 1e30}, {}, math.inf)
+
+    verdict = screening.verdict()
+
+    assert verdict.factors == {0: 1.0}
+    assert not verdict.refused
+
+
+@pytest.mark.parametrize("usual", [{}, {0: 1.0}])
+def test_who_trained_nothing_is_neither_long_nor_short(usual: dict[int, float]) -> None:
+    screening = Screening(usual, 3.0)
+    screening.take("listens", {}, 0)
+    screening.take("still", {0: 0.0}, 0)
+
+    assert screening.verdict().usual == {}
