@@ -158,11 +158,12 @@ class ClusteredStrategy(Strategy):
 
     def _answers(self, messages: Iterable[Message], kind: str) -> Iterator[Answer]:
         named = ((self._names[m.metadata.dst_node_id], m) for m in messages)
-        settings, before = self._exchange, self._took.setdefault(kind, {})
+        before = self._took.setdefault(kind, {})
         samples = {name: self.roster.clients[name].samples for name in self._names.values()}
         needed = self.rounds.settings.needed(len(samples))
-        grace = Grace(needed, settings.grace, samples, dict(before))
-        yield from exchange(self._grid, named, settings.window, settings.deadline, grace)
+        window, deadline = self._exchange.window, self._exchange.deadline
+        grace = Grace(needed, self._exchange.grace, samples, dict(before))
+        yield from exchange(self._grid, named, window, deadline, grace)
         before.update(grace.took)
 
     def _name_of(self, reply: Message) -> str:
