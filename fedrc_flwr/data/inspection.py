@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LABELS = ("y", "label", "target", "class", "outcome", "diagnosis")
 #: Words in the name of a column that often holds the owners of the rows.
 OWNERS = ("client", "hospital", "clinic", "site", "cent", "node", "user", "region", "device")
-OTHER = "; or choose another column with --label"
+OTHER = "choose another column with --label"
 #: From this share of rows of which a column tells the label, it counts as a leak.
 TELLING = 0.995
 

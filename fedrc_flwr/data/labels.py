@@ -54,6 +54,7 @@ def label_problems(labels: Series, what: str, classes: int = 0, other: str = "")
     other : how to choose other labels
     """
     labels = without_marks(labels)
+    instead, or_else = (f"; {other}", f", or {other}") if other else ("", "")
     rows, distinct = int(labels.notna().sum()), len(counted(labels))
     if not rows:
         return [f"{what} has no values"]
@@ -64,7 +65,7 @@ def label_problems(labels: Series, what: str, classes: int = 0, other: str = "")
     if distinct == 1:
         return [
             f"{what} is {next(iter(counted(labels)))!r} in every row: there is nothing to tell "
-            f"apart{other}"
+            f"apart{instead}"
         ]
     numbers = as_numbers(labels)
     finite = numbers[np.isfinite(numbers)]
@@ -74,12 +75,12 @@ def label_problems(labels: Series, what: str, classes: int = 0, other: str = "")
         return [
             f"{what} has {distinct} different numbers from {finite.min():g} to {finite.max():g}: "
             "this looks like a quantity, and fedrc-flwr tells classes apart; cut it into classes"
-            f"{other}"
+            f"{or_else}"
         ]
     if rows <= 3 * distinct:
         return [
             f"{what} has {distinct} different values in {rows} rows, a value of its own for every "
-            f"{_ordinal(rows // distinct)} row: too few rows to learn each of them{other}"
+            f"{_ordinal(rows // distinct)} row: too few rows to learn each of them{instead}"
         ]
     return []
 
