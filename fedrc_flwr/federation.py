@@ -243,10 +243,12 @@ class Federation:
         return Run(directory, keep, [str(recorded[name]) for name in CODE])
 
     def _in_python(self, message: str) -> str:
-        """A message without the options of the command line and without a temporary path."""
+        """A message with arguments instead of options, and without a temporary path."""
         if self._keep is not None:
             message = message.replace(str(self._settings["data.dataset"]), self.name)
-        return re.sub(r"--(set )?(?=[a-z])", "", message)
+        message = re.sub(r"--set (\w+)\.([\w-]+)=(\w+)", r'\1={"\2": \3}', message)
+        message = re.sub(r"--(label|client) ([\w-]+)", r'\1="\2"', message)
+        return re.sub(r"--(label|client|ignore|columns)\b", r"\1", message)
 
     def _beside(self, config: RunConfig, given: Settings, directory: Path) -> RunConfig:
         """The same with the data in the run's directory, where it outlives this object."""

@@ -410,6 +410,20 @@ def test_settings_are_nested_or_dotted_with_dashes_or_underscores() -> None:
     assert (config["fedrc.clusters"], config["model.hidden"]) == (2, 4)
 
 
+def test_message_speaks_of_arguments_instead_of_options() -> None:
+    frame = pd.DataFrame(
+        {"site": ["a", "b"] * 20, "age": range(40), "code": ["x", "x", "y", "y"] * 10}
+    )
+
+    with pytest.raises(DataError) as refusal:
+        Federation.from_frame(frame, label="code")
+    with pytest.raises(DataError, match='client="hospital": there is no such column'):
+        Federation.from_frame(frame, label="code", client="hospital")
+
+    assert 'such as client="site"' in str(refusal.value)
+    assert 'use data={"clients": 12}' in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

@@ -184,9 +184,9 @@ def no_client(candidates: list[str]) -> str:
     named = [f"--client {name}" for name in (likely or candidates)[:3]]
     could = f", such as {' or '.join(named)}" if named else ""
     return (
-        f"nothing says which client each row belongs to: name the column with --client{could}; if "
-        "this is the data of a single node of a deployment, use fedrc check --schema FILE; to "
-        "simulate made-up clients, use fedrc simulate --set data.clients=12"
+        f"nothing says which client each row belongs to: name the column with --client{could}; to "
+        "simulate made-up clients instead, use --set data.clients=12; if it is all the data of one "
+        "node of a deployment, check it with fedrc check --schema FILE"
     )
 
 
