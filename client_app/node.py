@@ -25,6 +25,7 @@ from fedrc_flwr.config import RunConfig, build_algorithm, from_flower
 from fedrc_flwr.data.scenario import (
     TRAIN,
     ClientData,
+    beside_own,
     node_client,
     node_settings,
     scenario_of,
@@ -33,7 +34,7 @@ from fedrc_flwr.data.schema import read_schema
 from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.engine.attacker import armed
 from fedrc_flwr.engine.client import DiskStates, Participant, States, build_bank, state_folder
-from fedrc_flwr.errors import ConfigError, DataError, DivergedError
+from fedrc_flwr.errors import ConfigError, DataError, DivergedError, PolicyError
 from fedrc_flwr.machine import usable_cores
 from fedrc_flwr.privacy import CONFUSION
 from fedrc_flwr.settings import Scalar
@@ -73,6 +74,8 @@ def version_of(context: Context) -> str:
 def participant(context: Context) -> Participant:
     """One client, from its run and node configuration."""
     config, node = run_of(context), context.node_config
+    if node.get("dataset"):
+        config = replace(config, data=beside_own(config.data))
     own_folder, own_data = str(node.get("state-dir", "")), str(node.get("dataset", ""))
     _check_schema(config, node)
     data = _client_data(
@@ -87,6 +90,8 @@ def participant(context: Context) -> Participant:
     data = replace(
         data, name=str(node.get("name", data.name)), role=str(node.get("role", data.role))
     )
+    if len(data.fit) < int(node.get("least-samples", 1)):
+        raise PolicyError("too-few-samples", "data.test-fraction")
     own_noise = _own_noise(node)
     noise = config.privacy.noise_of(own_noise)
     confusion = config.privacy.sends_confusion(_own_confusion(node), own_noise)

@@ -180,6 +180,7 @@ class NodeFile:
             "version": __version__,
             "largest-clip": float(self.policy.largest_clip),
             "smallest-cohort": self.policy.smallest_cohort,
+            "least-samples": self.policy.least_samples,
             "delta": float(self.policy.delta),
         }
         if self.policy.most_epsilon is not None:

@@ -22,7 +22,7 @@ from deploy.certificates import (
 )
 from deploy.database import prepare_database
 from deploy.files import NodeFile, SuperLinkFile, read_node_file, read_superlink_file
-from deploy.findings import ERROR, OK, Finding
+from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.preflight import (
     check_executor,
     check_folder,
@@ -105,6 +105,9 @@ def launch_clientapp(path: Path) -> None:
     file = read_node_file(path)
     announce(f"executor of the node {file.name} at {file.listen}")
     demand(check_executor(file))
+    if os.access(path, os.W_OK):
+        warning = f"this user can write {path}, so that the code of a run could change its policy"
+        print(Finding(WARNING, warning), flush=True)
     _become(executor_command(path), cwd=file.state, **_threads(file))
 
 

@@ -39,6 +39,7 @@ class Policy:
     most_epsilon : what this node spends on noisy statistics in its lifetime, over all runs
     delta : the delta for which that epsilon is computed
     smallest_cohort : refuse a round in which fewer clients take part
+    least_samples : refuse a run that leaves this node fewer samples to train on
     """
 
     apps: tuple[str, ...] = (INSTALLED,)
@@ -50,6 +51,7 @@ class Policy:
     most_epsilon: float | None = None
     delta: float = 1e-5
     smallest_cohort: int = 1
+    least_samples: int = 1
 
     def __post_init__(self) -> None:
         for app in self.apps:
@@ -73,6 +75,7 @@ class Policy:
             "most-epsilon": self.most_epsilon is None or 0 < self.most_epsilon < math.inf,
             "delta": 0 < self.delta < 0.5,
             "smallest-cohort": self.smallest_cohort >= 1,
+            "least-samples": self.least_samples >= 1,
         }
         for name, fine in ranges.items():
             if not fine:
@@ -121,6 +124,9 @@ def _check_data(policy: Policy, settings: Mapping[str, Any], own_data: bool) -> 
         raise PolicyError("not-allowed", "data.directory")
     if dataset == ON_NODES or ":" in dataset:
         return
+    if set(policy.datasets) != set(READY_MADE) and settings.get("resolved") is not True:
+        # The scenario may still set the dataset; `fedrc run` submits everything resolved.
+        raise PolicyError("not-allowed", "scenario")
     if dataset not in (policy.datasets if dataset in READY_MADE else policy.files):
         raise PolicyError("not-allowed", "data.dataset")
 

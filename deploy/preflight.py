@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import email.utils
 import http.client
+import os
 import shutil
 import socket
 import ssl
@@ -150,6 +151,12 @@ def check_executor(file: NodeFile) -> Iterator[Finding]:
         yield Finding(OK, f"{file.secret.name} can be read")
     except OSError as error:
         yield Finding(ERROR, f"{file.secret}: {error.strerror}: start `fedrc supernode` first")
+    if file.key is not None and os.access(file.key, os.R_OK):
+        yield Finding(
+            ERROR,
+            f"this user can read {file.key}, and so could the code of a run: use another user than "
+            "the owner of the key, or `fedrc supernode` without --alone",
+        )
     if file.data is not None:
         yield check_data(file.data, file.schema)
     yield check_folder(file.state, "state")

@@ -17,11 +17,12 @@ from fedrc_flwr.data.base import Dataset, as_floats
 from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
 from fedrc_flwr.data.corruptions import corrupt, styles_for
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
-from fedrc_flwr.data.own import is_on_nodes, own_spec
+from fedrc_flwr.data.own import ON_NODES, is_on_nodes, own_spec
 from fedrc_flwr.data.partition import split_samples
 from fedrc_flwr.data.schema import plain_schema
 from fedrc_flwr.data.settings import USUAL_CLIENTS, DataSettings
 from fedrc_flwr.errors import DataError
+from fedrc_flwr.plugins import is_reference
 from fedrc_flwr.words import counted
 
 TRAIN = "train"
@@ -281,6 +282,17 @@ class Scenario:
 def scenario_of(settings: DataSettings, seed: int) -> Scenario:
     """The scenario of these settings, built once per process."""
     return Scenario(settings, seed)
+
+
+def beside_own(settings: DataSettings) -> DataSettings:
+    """The same for a node with data of its own, which opens no file that a run names.
+
+    Left as it is where the run is on a ready-made dataset, or does not tell the shapes.
+    """
+    told = settings.schema or (settings.classes and settings.input_shape)
+    if settings.dataset in DATASETS or is_reference(settings.dataset) or not told:
+        return settings
+    return replace(settings, dataset=ON_NODES, directory="")
 
 
 def node_settings(settings: DataSettings, seed: int, dataset: str, role: str) -> DataSettings:

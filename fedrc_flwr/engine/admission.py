@@ -33,6 +33,8 @@ REASONS = {
     "too-little-noise": "its policy demands more noise than {column} of this run adds",
     "too-large-clip": "its policy demands a smaller {column} than this run's",
     "epsilon-spent": "it has spent the epsilon that its policy allows",
+    "too-few-samples": "its policy demands that more of its samples are trained on: lower {column}",
+    "observer": "it observes, and is never trained on",
     "small-cohort": "its policy demands that more clients take part",
     FAILED: "something failed on it",
 }

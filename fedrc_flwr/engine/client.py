@@ -25,7 +25,7 @@ from fedrc_flwr.checkpoint import (
     save_client_state,
 )
 from fedrc_flwr.config import RunConfig, build_algorithm
-from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.data.scenario import TRAIN, ClientData, scenario_of
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import PolicyError
 from fedrc_flwr.metrics import Evaluation
@@ -163,6 +163,8 @@ class Participant:
 
         ``received`` is when the work on the message began, in seconds since the epoch.
         """
+        if self.data.role != TRAIN:
+            raise PolicyError("observer")
         self._check_cohort(broadcast)
         state = self.states.load(before_round=broadcast.round)
         fresh = state is None

@@ -67,7 +67,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
-        self._refusal = grpc.unary_unary_rpc_method_handler(_unauthenticated)
+        # As a stream: the handler of a single message is not called before the message has arrived.
+        self._refusal = grpc.stream_unary_rpc_method_handler(_unauthenticated)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -82,7 +83,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._refusal
 
 
-async def _unauthenticated(request: bytes, context: Any) -> bytes:
+async def _unauthenticated(requests: Any, context: Any) -> bytes:
     return await context.abort(  # type: ignore[no-any-return]
         grpc.StatusCode.UNAUTHENTICATED, "no valid token"
     )

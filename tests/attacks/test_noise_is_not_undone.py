@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedrc_flwr.engine.run import initial_models
 from fedrc_flwr.errors import ConfigError, PolicyError, RunError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.privacy import PrivacySettings, epsilon_spent
+from fedrc_flwr.records import ENROL
 from fedrc_flwr.simulation import IN_PROCESS, run_here
 
 #: Thresholds under which a client without noise leaves most clusters out.
@@ -188,3 +190,48 @@ def test_a_round_of_fewer_clients_than_demanded_is_refused(tmp_path: Path, kind:
     for cohort in (0, 2):
         with pytest.raises(RunError, match="its policy demands that more clients take part"):
             answer(context, kind, broadcast(cohort=cohort))
+
+
+# --- what is trained on --------------------------------------------------------------------------
+
+
+def test_an_observer_is_not_trained_on_whatever_the_server_asks(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="it observes, and is never trained on"):
+        train(context_of(tmp_path, role="observe"), broadcast())
+
+
+def test_a_run_cannot_leave_a_node_a_handful_of_samples_to_train_on(tmp_path: Path) -> None:
+    few = {"data.test-fraction": 0.9}
+    content = app(
+        Message(RecordDict(), dst_node_id=9, message_type=ENROL),
+        context_of(tmp_path, few, least_samples=100),
+    ).content
+
+    refused = wire.decode_refusal(content)
+    assert refused is not None
+    assert "lower 'data.test-fraction'" in refused.reason()
+    assert len(participant(context_of(tmp_path, least_samples=100)).data.fit) >= 100
+
+
+def test_a_node_with_own_data_does_not_open_the_file_that_a_run_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.ones((30, 64)), y=np.arange(30) % 10)
+    theirs = tmp_path / "other-patients.csv"
+    theirs.write_text("a;b;label\n1;2;0\n")
+    named = {
+        "scenario": "none", "data.dataset": str(theirs), "data.classes": 10,
+        "data.input-shape": "64",
+    }  # fmt: skip
+    opened: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and listening:
+            opened.append(str(arguments[0]))
+
+    listening = True
+    sys.addaudithook(note)
+    found = participant(context_of(tmp_path / "state", named, dataset=str(tmp_path / "own.npz")))
+    listening = False
+
+    assert len(found.data.fit) == 27
+    assert str(tmp_path / "own.npz") in opened
+    assert str(theirs) not in opened

@@ -7,9 +7,11 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tritonclient.utils import InferenceServerException
 from deploy.certificates import create_authority, issue_server_certificate
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.inference.doors import Turnstile, is_loopback, read_token
+from fedrc_flwr.inference.protocol import SERVICE
 from fedrc_flwr.inference.serving import ServeOptions
 
 TOKEN = "correct-horse-battery-staple"
@@ -159,6 +162,24 @@ def test_without_the_token_nothing_but_health_is_answered(tmp_path: Path) -> Non
             client.get_model_metadata("fedrc")
         headers = {"authorization": f"Bearer {TOKEN}"}
         assert client.infer("fedrc", asked(INPUTS[:1]), headers=headers) is not None
+
+
+def test_a_stranger_is_refused_before_its_message_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with serving(tmp_path, "--token-file", str(tmp_path / "token")) as served:
+        never = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            never.wait(60)
+            yield b""
+
+        with grpc.insecure_channel(served.address) as channel:
+            call = channel.stream_unary(f"/{SERVICE}/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(nothing(), timeout=20)
+            never.set()
+
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def issue_client_certificate(folder: Path) -> None:

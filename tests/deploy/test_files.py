@@ -13,7 +13,7 @@ from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError
 
 #: What the client app is told of a policy that demands nothing.
-POLICY = {"largest-clip": 1.0, "smallest-cohort": 1, "delta": 1e-5}
+POLICY = {"largest-clip": 1.0, "smallest-cohort": 1, "least-samples": 1, "delta": 1e-5}
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 

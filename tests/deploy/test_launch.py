@@ -294,6 +294,10 @@ def test_an_executor_needs_the_secret_and_no_key(tmp_path: Path, execution: Exec
         launch_clientapp(path)
     ensure_secret(tmp_path / "state" / "executor.secret")
 
+    create_node_key(tmp_path / "node.key")
+    with pytest.raises(ConfigError, match="so could the code of a run"):
+        launch_clientapp(path)
+    (tmp_path / "node.key").unlink()
     launch_clientapp(path)
 
     ((_, command, _, directory),) = execution.calls

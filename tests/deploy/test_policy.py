@@ -81,7 +81,12 @@ def test_a_node_lists_what_else_a_run_may_name() -> None:
 
 
 def test_datasets_can_be_restricted() -> None:
-    assert refused(Policy(datasets=("digits",)), data__dataset="cifar10").subject == "data.dataset"
+    policy = Policy(datasets=("digits",))
+
+    assert refused(policy, data__dataset="cifar10", resolved=True).subject == "data.dataset"
+    # What is not resolved may get another dataset from its scenario.
+    assert refused(policy, scenario="cifar10").subject == "scenario"
+    allowed(policy, scenario="cifar10", resolved=True)
 
 
 @pytest.mark.parametrize("noise", [0.0, 4.9, math.nan, "a lot"])
