@@ -29,8 +29,6 @@ from fedrc_flwr.inference.protocol import SERVICE
 
 #: How long a gRPC connection lasts; clients reconnect by themselves.
 CONNECTION_MS = 300_000
-#: Requests in progress on one gRPC connection; a client's further ones wait on its side.
-STREAMS = 128
 #: Requests that may wait, for each one that may be in progress.
 PENDING = 4
 
@@ -151,7 +149,6 @@ def _grpc_server(
             ("grpc.server.max_pending_requests", PENDING * options.max_requests),
             ("grpc.server.max_pending_requests_hard_limit", PENDING * options.max_requests),
             ("grpc.server_max_unrequested_time_in_server", 3600),
-            ("grpc.max_concurrent_streams", min(STREAMS, options.max_requests)),
             ("grpc.max_metadata_size", 16_384),
             ("grpc.server_handshake_timeout_ms", round(1000 * options.request_seconds)),
             # A half-sent message ends with its connection at the latest.
