@@ -41,7 +41,8 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
 
 def examine_node(file: NodeFile) -> Iterator[Finding]:
     """Files, key, the SuperLink as seen from here, and the node's own health."""
-    yield from check_node(file, starting=False)
+    # With a secret of its own, the executor is another user's, and so are data and state.
+    yield from check_node(file, starting=False, alone=file.executor_secret is not None)
     if check_port(file.listen).level == OK:
         yield Finding(WARNING, f"nothing listens on {file.listen}: the node is not running")
     else:

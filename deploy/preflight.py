@@ -19,6 +19,7 @@ from deploy.exposure import check_bound, check_open
 from deploy.files import Address, NodeFile, SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.membership import check_registered
+from deploy.policy import ANY
 from fedrc_flwr.errors import ConfigError, DataError
 
 DAYS_TO_WARN = 30
@@ -183,6 +184,11 @@ def check_node(file: NodeFile, starting: bool = True, alone: bool = False) -> It
         yield check_open(file.superlink, file.ca)
     if answers and file.key is not None and file.key.exists():
         yield check_registered(file, file.key)
+    if ANY in file.policy.apps:
+        yield Finding(
+            WARNING,
+            f"policy: apps has `{ANY}`: whoever may submit a run executes code of their own here",
+        )
     if not alone:
         if file.data is not None:
             yield check_data(file.data, file.schema)

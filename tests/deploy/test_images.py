@@ -132,3 +132,16 @@ def test_flower_is_on_a_network_of_the_operators_alone(
         node = name.startswith(("client", "observer"))
         assert joined == (["federation"] if node else ["control"]) or name == "superlink"
     assert check_bound(file).level == WARNING
+
+
+def test_on_an_edge_machine_another_user_than_the_keys_owner_executes_what_runs_send() -> None:
+    services = yaml.safe_load((DOCKER / "compose.edge.yml").read_text())["services"]
+    node, client = services["node"], services["clientapp"]
+
+    assert node["command"][:2] == ["supernode", "--alone"]
+    assert client["command"][0] == "clientapp"
+    assert node["user"].startswith("${FEDRC_UID:")
+    assert client["user"].startswith("${FEDRC_CLIENT_UID:-10002}:${FEDRC_GID:")
+    assert client["network_mode"] == "service:node"
+    assert [volume for volume in client["volumes"] if volume.endswith(":/site:ro")]
+    assert "executor-secret: /run/fedrc/" in (DOCKER / "node.yaml").read_text()

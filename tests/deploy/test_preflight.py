@@ -488,6 +488,14 @@ def test_a_node_whose_port_is_in_use(site: Path, made: Path, key: str) -> None:
     assert running == {OK}
 
 
+def test_a_node_that_executes_every_app_is_warned(site: Path, made: Path) -> None:
+    with health_server(tls=made) as port:
+        file = node_file(site, superlink=f"{HOST}:{port}", policy={"apps": ["any"]})
+        said = only(check_node(file), WARNING)
+
+    assert "whoever may submit a run executes code of their own here" in said
+
+
 def test_a_node_in_plain_text_is_warned(site: Path) -> None:
     with health_server() as port:
         file = node_file(site, superlink=f"{HOST}:{port}", ca=None, key=None, insecure=True)
