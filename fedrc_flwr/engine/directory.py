@@ -37,9 +37,14 @@ class Claim:
         )
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._lock)
             raise ConfigError(IN_USE.format(directory=directory)) from None
+        except OSError as error:  # some network file systems
+            os.close(self._lock)
+            raise ConfigError(
+                f"{directory} cannot be locked: {error.strerror}: use a directory on another disk"
+            ) from None
         try:
             self._reserve.write_bytes(b"\0" * RESERVED_BYTES)
         except OSError as error:
@@ -66,8 +71,10 @@ def _is_claimed(directory: Path) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return False
     finally:
         os.close(lock)
     return False
