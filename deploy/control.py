@@ -15,6 +15,7 @@ from deploy.files import LONGEST_NAME, Address
 from fedrc_flwr.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    import httpx
     from flwr.supercore.control import ControlHttpClient
 
 ONLINE, REMOVED = "online", "unregistered"
@@ -180,8 +181,20 @@ def _ask(address: Address, ca: Path | None, what: str, call: Callable[[ControlHt
             str(address), ca is None, None if ca is None else ca.read_bytes(), interceptors=[]
         ) as client:
             return call(client)
+    except httpx.HTTPStatusError as error:
+        raise RunError(
+            f"the {what} cannot be listed: the SuperLink at {address} says: {_said(error.response)}"
+        ) from None
     except (httpx.HTTPError, ValueError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
             f"the {what} cannot be listed: the SuperLink at {address} says: {reason}"
         ) from None
+
+
+def _said(response: httpx.Response) -> str:
+    """A refusal in words: the gate gives a reason."""
+    try:
+        return f"{response.status_code}, {response.json()['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason_phrase}"

@@ -201,6 +201,8 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
     content = read_file(path, SuperLinkFile)
     file = SuperLinkFile(**content)
     _demand_security(path, file.insecure, {"certificates": file.certificates})
+    if not file.insecure and file.control.port == file.listen.port:
+        raise ConfigError(f"{path}: listen and control have the same port: give control another")
     for name, value in (("connections", file.connections), ("largest-reply", file.largest_reply)):
         if value < 1:
             raise ConfigError(f"{path}: {name} = {value}: expected a number from 1")

@@ -26,10 +26,12 @@ def certs_init(
 ) -> None:
     """Make an authority and the server's certificate."""
     from deploy.certificates import check_names, create_authority, issue_server_certificate
+    from deploy.operators import ensure_authority
 
     def work() -> None:
         check_names(name)
         create_authority(directory)
+        ensure_authority(directory)
         issue_server_certificate(directory, name)
         typer.echo(f"made {directory}/ca.crt (copy it to every node) and {directory}/server.crt")
 
@@ -75,7 +77,7 @@ def certs_operator(
     def work() -> None:
         first = operators_authority(directory) is None
         issue_operator(directory, name, output)
-        restart = "; restart the SuperLink, as this is the first operator" if first else ""
+        restart = "; restart the SuperLink, which knows no operators yet" if first else ""
         typer.echo(f"made {output / name}.crt and {output / name}.key{restart}")
 
     guard(work)

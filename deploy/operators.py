@@ -32,8 +32,7 @@ def issue_operator(directory: Path, name: str, target: Path, days: int = OPERATO
             f"{name!r}: expected a name of 1 to 64 letters, digits and the characters . _ @ -"
         )
     authority = directory / FOLDER
-    if not (authority / certificates.CA_KEY).exists():
-        certificates.create_authority(authority, "fedrc operators")
+    ensure_authority(directory)
     target.mkdir(parents=True, exist_ok=True)
     certificate = certificates.issue(
         authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, days,
@@ -41,6 +40,12 @@ def issue_operator(directory: Path, name: str, target: Path, days: int = OPERATO
     )  # fmt: skip
     shown = fingerprint(certificate.public_bytes(serialization.Encoding.DER))
     _write(authority, {**_without(authority, name), shown: name})
+
+
+def ensure_authority(directory: Path) -> None:
+    """Make the operators' authority, unless there is one."""
+    if not (directory / FOLDER / certificates.CA_KEY).exists():
+        certificates.create_authority(directory / FOLDER, "fedrc operators")
 
 
 def withdraw_operator(directory: Path, name: str) -> None:

@@ -83,22 +83,26 @@ def keep_open(file: OperatorFile, opened: Callable[[Address], None]) -> None:
 def _opened(file: OperatorFile) -> Iterator[Address]:
     """Pass on in the background, from a port that is free."""
     context = _context(file)
-    loop = asyncio.new_event_loop()
     ready = threading.Event()
     found: list[Address] = []
+    stops: list[Callable[[], object]] = []
 
     def opened(address: Address) -> None:
         found.append(address)
         ready.set()
 
-    task = loop.create_task(_serve(file.superlink, context, Address("127.0.0.1", 0), opened))
-    task.add_done_callback(lambda _: ready.set())
+    async def work() -> None:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        stops.append(lambda: loop.call_soon_threadsafe(stopped.set))
+        serving = asyncio.create_task(
+            _serve(file.superlink, context, Address("127.0.0.1", 0), opened)
+        )
+        serving.add_done_callback(lambda _: ready.set())
+        await stopped.wait()
+        serving.cancel()
 
-    def work() -> None:
-        with contextlib.suppress(asyncio.CancelledError, OSError):
-            loop.run_until_complete(task)
-
-    thread = threading.Thread(target=work, daemon=True)
+    # Its end waits for the connections that are open still.
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()
     ready.wait()
     try:
@@ -106,9 +110,8 @@ def _opened(file: OperatorFile) -> Iterator[Address]:
             raise ConfigError("no port on loopback could be opened")
         yield found[0]
     finally:
-        loop.call_soon_threadsafe(task.cancel)
+        stops[0]()
         thread.join()
-        loop.close()
 
 
 async def _serve(

@@ -100,10 +100,12 @@ async def _gate(file: SuperLinkFile) -> None:
     def opened(port: int) -> None:
         print(f"gate: open on {file.listen}, in front of Flower on {file.control}", flush=True)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(health.watch())
-        group.create_task(_watch_nodes(registry))
-        group.create_task(gate.serve(file.listen, opened))
+    try:
+        await asyncio.gather(
+            health.watch(), _watch_nodes(registry), gate.serve(file.listen, opened)
+        )
+    finally:
+        upstream.close()
 
 
 async def registered(upstream: Upstream) -> dict[bytes, Node]:
@@ -124,7 +126,7 @@ async def _watch_nodes(registry: Registry) -> None:
     """Keep the names up to date; a new node makes itself known by its first request."""
     while True:
         await asyncio.sleep(NODES_SECONDS)
-        with contextlib.suppress(UpstreamError):
+        with contextlib.suppress(UpstreamError, OSError):  # OSError: a full disk
             await registry.refresh()
 
 

@@ -19,7 +19,7 @@ from fedrc_flwr.flower import Tls
 #: Connections of one node or operator; the oldest one makes room for another.
 EACH = 8
 BACKLOG = 1024
-BUFFER = 32_768
+BUFFER = 65_536
 CLOSING_SECONDS = 2.0
 
 

@@ -37,7 +37,8 @@ class Link:
         """Send a part of a request."""
         try:
             self._writer.write(self._http.send(event) or b"")
-            await asyncio.wait_for(self._writer.drain(), ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._writer.drain()
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             raise UpstreamError(f"Flower broke off: {error}") from None
 
@@ -47,7 +48,8 @@ class Link:
         """The next part of the answer."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                data = await asyncio.wait_for(self._reader.read(CHUNK), seconds)
+                async with asyncio.timeout(seconds):
+                    data = await self._reader.read(CHUNK)
                 self._http.receive_data(data)
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             raise UpstreamError(f"Flower broke off: {error or type(error).__name__}") from None
@@ -127,6 +129,11 @@ class Upstream:
             return (await self.ask(b"GET", b"/health"))[0] == 200
         except UpstreamError:
             return False
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop().close()
 
     def host(self) -> bytes:
         """The Host of requests to it."""

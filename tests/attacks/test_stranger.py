@@ -212,7 +212,7 @@ def test_an_operator_with_a_certificate_works_from_elsewhere(
     assert fedrc("certs", "withdraw", folder / "certificates", "alice").returncode == 0
     refused = fedrc("node", "list", file)
     assert refused.returncode != 0
-    assert "403" in refused.stderr
+    assert "403, this operator's certificate was withdrawn" in refused.stderr
 
 
 def test_the_database_and_its_directory_are_private(federation: Federation) -> None:

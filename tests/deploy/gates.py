@@ -177,7 +177,11 @@ def open_gate(
             ready.set()
 
         async with behind:
-            await gate.serve(Address(HOST, 0), known)
+            try:
+                await gate.serve(Address(HOST, 0), known)
+            finally:
+                upstream.close()
+                await asyncio.sleep(0.05)  # Flower sees that they are closed
 
     with _in_a_thread(everything):
         yield opened

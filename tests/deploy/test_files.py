@@ -9,6 +9,7 @@ import pytest
 from loopback import node_file, node_yaml, superlink_file, superlink_yaml
 
 from deploy.files import Address, read_node_file, read_superlink_file
+from deploy.tunnel import read_operator_file
 from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError
 
@@ -35,6 +36,7 @@ def test_the_example_of_the_server_loads_as_it_is() -> None:
 
     assert file.address == Address("fedrc.example.org", 8000)
     assert file.listen == Address("0.0.0.0", 8000)
+    assert file.control == Address("127.0.0.1", 8002)
     assert file.health == Address("127.0.0.1", 8001)
     assert not file.insecure
     assert file.tls is not None
@@ -43,6 +45,27 @@ def test_the_example_of_the_server_loads_as_it_is() -> None:
     assert file.tls.key == EXAMPLES / "certificates" / "server.key"
     assert file.database.parent == file.secret.parent == EXAMPLES / "state"
     assert file.outputs == EXAMPLES / "outputs"
+
+
+def test_the_example_of_an_operator_loads_as_it_is() -> None:
+    file = read_operator_file(EXAMPLES / "operator.yaml")
+
+    assert file.superlink == Address("fedrc.example.org", 8000)
+    assert (file.ca, file.key) == (EXAMPLES / "ca.crt", EXAMPLES / "alice.key")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"listen": "0.0.0.0:8002", "control": "127.0.0.1:8002"}, "listen and control have the sa"),
+        ({"connections": 0}, "connections = 0: expected a number from 1"),
+        ({"largest-reply": -1}, "largest-reply = -1: expected a number from 1"),
+    ],
+)
+def test_a_gate_that_could_not_work_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    assert refusal("superlink", tmp_path, changes).startswith(said)
 
 
 def test_the_example_of_a_node_loads_as_it_is() -> None:
