@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,9 @@ def data_dir(all_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, whatever datasets this machine has installed."""
     monkeypatch.setattr(images, "DEBIAN", all_data / "not-installed")
     return all_data
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays, so that collecting garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
