@@ -45,7 +45,7 @@ class ServerSettings:
         common=True,
     )
     trim: float = key(
-        0.3, "Share of the members that `trimmed` leaves out at each end.", low=0.0, high=0.49
+        0.2, "Share of the members that `trimmed` leaves out at each end.", low=0.0, high=0.49
     )
     max_norm: float = key(
         3.0,

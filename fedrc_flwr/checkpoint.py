@@ -6,7 +6,7 @@ NaN and infinity are neither written nor read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +76,17 @@ def latest_checkpoint(directory: Path, models: bool = True) -> tuple[Checkpoint,
     raise CheckpointError(
         f"no readable checkpoint in {directory}" + "".join(f"; {problem}" for problem in problems)
     )
+
+
+def rewrite_checkpoints(directory: Path, change: Callable[[ServerState], ServerState]) -> int:
+    """Replace every checkpoint by what ``change`` makes of it; returns how many there are.
+
+    All are read before the first is written, so that one that cannot be read changes nothing.
+    """
+    changed = {path: load_checkpoint(path) for path in _newest_first(directory)}
+    for path, checkpoint in changed.items():
+        write_atomically(path, *_pack_server(replace(checkpoint, state=change(checkpoint.state))))
+    return len(changed)
 
 
 def find_checkpoint(directory: Path, round_number: int) -> Path:

@@ -11,6 +11,7 @@ from deploy import cli as deploy_cli
 from fedrc_flwr import __version__
 from fedrc_flwr.compare import cli as compare_cli
 from fedrc_flwr.data import cli as data_cli
+from fedrc_flwr.engine import cli as engine_cli
 from fedrc_flwr.errors import FAILED, MISUSED, STOPPED, ConfigError, FedRCError
 from fedrc_flwr.inference import cli as inference_cli
 from fedrc_flwr.report import cli as report_cli
@@ -267,7 +268,7 @@ def _chosen(config: RunConfig) -> list[str]:
     ]
 
 
-for commands in (data_cli, compare_cli, report_cli, inference_cli, deploy_cli):
+for commands in (data_cli, engine_cli, compare_cli, report_cli, inference_cli, deploy_cli):
     commands.add_commands(app)
 
 if __name__ == "__main__":
