@@ -48,9 +48,9 @@ class ServerSettings:
         0.2, "Share of the members that `trimmed` leaves out at each end.", low=0.0, high=0.49
     )
     max_norm: float = key(
-        3.0,
+        1.5,
         "Updates longer than this multiple of the median length in their cluster are scaled down "
-        "to it. Those longer than twice this multiple are refused. 0: any length is accepted.",
+        "to it. Those longer than four times this multiple are refused. 0: any length is accepted.",
         low=0.0,
     )
 

@@ -1,10 +1,10 @@
-"""Which updates are too long to be used, by the median length among their cluster's members.
+"""Which updates are too long to be used as they are, by the median length in their cluster.
 
 Replies are added up as they arrive and are then dropped, so the round's median is known only when
-they are gone. Updates that are about as long as usual in the last round go into the round's sums at
-once. Longer ones go into separate sums, one for each level of length. When all replies are there,
-each level is added, added scaled down, or dropped. Memory is that of a few more models, however
-many clients there are.
+they are gone. Updates up to a multiple of the last round's median are added at once, and somewhat
+longer ones once they are scaled down to it. Those that are much longer go into separate sums, one
+for each level of length. When all replies are there, each level is added, added scaled down, or
+dropped. Memory is that of a few more models, however many clients there are.
 
 Half of a cluster's members would have to send false updates to move its median beyond the lengths
 that honest members send.
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from fedrc_flwr.combining import BODY
 
-#: Updates up to this multiple of last round's median are added at once.
-AT_ONCE = 2.0
 #: Updates beyond so many times the multiple that is accepted are refused.
-REFUSED = 2.0
-#: Levels of length beyond that: each is twice as long as the one before, the last one open.
-LEVELS = 12
+REFUSED = 4.0
+#: Levels of length from there on: each is twice as long as the one before, the last one open.
+LEVELS = 8
+#: A level is scaled down to so many times the multiple: it holds short updates, too.
+LEVEL_MULTIPLE = 2.0
 #: In a cluster's first round there is nothing to compare with: levels by length alone.
 FIRST_BASE, FIRST = 4.0, 1000
 #: With fewer members than this, their median may be that of attackers alone; it may then not be
@@ -68,29 +68,38 @@ class Screening:
     _homes: dict[str, int | None] = field(default_factory=dict)
     _levels: dict[int, list[str]] = field(default_factory=dict)
 
-    def take(self, name: str, lengths: dict[int, float], home: int | None) -> int:
-        """Note a client's updates by cluster; returns the level of the sums to add them to.
+    def take(
+        self, name: str, lengths: dict[int, float], home: int | None
+    ) -> tuple[int, dict[int, float]]:
+        """Note a client's updates by cluster.
 
         Parameters
         ----------
         home : the cluster that the client is a member of
+
+        Returns
+        -------
+        The level of the sums to add them to, and by cluster what to multiply them with first.
         """
         self._lengths[name] = lengths
         self._homes[name] = home
-        level = self._level(lengths)
+        level, factors = self._placed(lengths)
         self._levels.setdefault(level, []).append(name)
-        return level
+        return level, factors
 
-    def _level(self, lengths: dict[int, float]) -> int:
+    def _placed(self, lengths: dict[int, float]) -> tuple[int, dict[int, float]]:
         longest = max(lengths.values(), default=0.0)
         if longest == 0.0 or math.isinf(self.multiple):
-            return 0
+            return 0, {}
         if not self.usual:
-            return FIRST + math.ceil(math.log(longest, FIRST_BASE))
+            return FIRST + math.ceil(math.log(longest, FIRST_BASE)), {}
         # A cluster that is new has the lengths of the others.
         otherwise = _lower_median(list(self.usual.values()))
-        ratio = max(n / self.usual.get(c, otherwise) for c, n in lengths.items())
-        return 0 if ratio <= AT_ONCE else min(math.ceil(math.log2(ratio)), LEVELS)
+        ratios = {c: n / self.usual.get(c, otherwise) for c, n in lengths.items()}
+        excess = max(ratios.values()) / (REFUSED * self.multiple)
+        if excess > 1.0:
+            return min(1 + math.floor(math.log2(excess)), LEVELS), {}
+        return 0, {c: self.multiple / r for c, r in ratios.items() if r > self.multiple}
 
     def verdict(self) -> Verdict:
         """What to do with each level, now that all replies have arrived."""
@@ -99,23 +108,24 @@ class Screening:
             name: max((n / usual[c] for c, n in lengths.items() if c in usual), default=0.0)
             for name, lengths in self._lengths.items()
         }
-        refused, clipped, factors = {}, {}, {}
+        refused: dict[str, str] = {}
+        clipped: dict[str, float] = {}
+        factors: dict[int, float] = {}
         for level, names in self._levels.items():
             factors[level] = 1.0
+            clipped |= {name: ratios[name] for name in names if ratios[name] > self.multiple}
             if level == 0:
                 continue
             longest = max(ratios[name] for name in names)
             far = [name for name in names if ratios[name] > REFUSED * self.multiple]
             for name in far:
                 refused[name] = self._reason(name, ratios[name], usual)
-            for name in set(names) - set(far):
-                if ratios[name] > self.multiple:
-                    clipped[name] = ratios[name]
+                del clipped[name]
             if len(far) == len(names):
                 factors[level] = 0.0
-            elif longest > self.multiple:
+            elif longest > LEVEL_MULTIPLE * self.multiple:
                 # Whatever else is on the level is scaled down with the longest update on it.
-                factors[level] = self.multiple / longest
+                factors[level] = LEVEL_MULTIPLE * self.multiple / longest
         return Verdict(refused, clipped, factors, usual)
 
     def _reason(self, name: str, ratio: float, usual: Mapping[int, float]) -> str:

@@ -14,6 +14,9 @@ from fedrc_flwr.em import AdamMoments, Floats
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
 
+#: Strikes that put a client into quarantine.
+STRIKES = 3
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -145,6 +148,11 @@ class ClientRecord:
     clean: int = 0
     silent: int = 0
     rests: int = 0
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it is no longer asked, because of its strikes."""
+        return self.strikes >= STRIKES
 
     def mixture_weights(self) -> Floats | None:
         """Each cluster's share of this client's samples, according to its counts."""

@@ -12,25 +12,28 @@ from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.screening import LEVELS, Screening
 
 
-def screened(norms: dict[str, float], usual: dict[int, float], multiple: float = 3.0) -> Screening:
+def screened(norms: dict[str, float], usual: dict[int, float], multiple: float = 1.5) -> Screening:
     screening = Screening(usual, multiple)
     for name, norm in norms.items():
         screening.take(name, {0: norm}, home=0)
     return screening
 
 
-def test_updates_of_usual_length_are_added_at_once() -> None:
-    screening = Screening({0: 1.0, 1: 5.0}, 3.0)
+def test_updates_of_usual_length_are_added_at_once_and_longer_ones_scaled_down() -> None:
+    screening = Screening({0: 1.0, 1: 4.0}, 1.5)
 
-    assert screening.take("a", {0: 2.0}, 0) == 0
-    assert screening.take("b", {1: 9.0}, 1) == 0
-    assert screening.take("c", {}, 0) == 0
-    assert screening.take("d", {0: 2.1}, 0) == 2  # up to four times as long
-    assert screening.take("e", {0: 1e30}, 0) == LEVELS
+    assert screening.take("a", {0: 1.5}, 0) == (0, {})
+    assert screening.take("b", {1: 6.0}, 1) == (0, {})
+    assert screening.take("c", {}, None) == (0, {})
+    assert screening.take("d", {0: 3.0, 1: 1.0}, 0) == (0, {0: 0.5})
+    assert screening.take("e", {0: 6.0}, 0) == (0, {0: 0.25})
+    assert screening.take("f", {0: 6.1}, 0) == (1, {})  # up to 12
+    assert screening.take("g", {0: 13.0}, 0) == (2, {})
+    assert screening.take("h", {0: 1e30}, 0) == (LEVELS, {})
 
 
 def test_slightly_long_is_clipped_and_far_too_long_is_refused() -> None:
-    # The lower median of 1, 1, 1, 4 and 1e30 is 1: up to 3 as it is, up to 6 clipped
+    # The lower median of 1, 1, 1, 4 and 1e30 is 1: up to 1.5 as it is, up to 6 clipped
     screening = screened({"a": 1.0, "b": 1.0, "c": 1.0, "d": 4.0, "e": 1e30}, {0: 1.0})
 
     verdict = screening.verdict()
@@ -40,7 +43,25 @@ def test_slightly_long_is_clipped_and_far_too_long_is_refused() -> None:
     assert set(verdict.refused) == {"e"}
     assert "cluster 0 has a norm of 1e+30" in verdict.refused["e"]
     assert "the median of 1" in verdict.refused["e"]
-    assert verdict.factors == {0: 1.0, 2: 0.75, LEVELS: 0.0}
+    assert verdict.factors == {0: 1.0, LEVELS: 0.0}
+
+
+def test_where_everybody_s_updates_grew_nobody_is_refused() -> None:
+    # Far longer than in the round before, but the median is 10: all on one level, as they are
+    verdict = screened({"a": 9.0, "b": 10.0, "c": 11.0}, {0: 1.0}).verdict()
+
+    assert verdict.usual == {0: 10.0}
+    assert not verdict.refused
+    assert verdict.factors == {1: 1.0}
+
+
+def test_level_with_short_and_long_updates_is_scaled_by_the_longest() -> None:
+    # All between 4 and 16 in the first round; 14 is 3.5 times the median, so the level is scaled
+    # down by 3 / 3.5
+    verdict = screened({"a": 4.0001, "b": 4.0001, "c": 4.0001, "d": 14.00035}, {}).verdict()
+
+    assert list(verdict.clipped) == ["d"]
+    assert list(verdict.factors.values()) == pytest.approx([3.0 / 3.5])
 
 
 def test_in_the_first_round_the_replies_themselves_are_the_measure() -> None:
@@ -80,7 +101,7 @@ def test_fewer_than_half_cannot_hide(honest: list[float], norm: float, known: bo
 
 def test_members_are_those_whose_samples_are_mostly_there() -> None:
     # Others train the cluster a little; their short updates do not make a member's too long
-    screening = Screening({0: 1.0}, 3.0)
+    screening = Screening({0: 1.0}, 1.5)
     for name in ("a", "b"):
         screening.take(name, {0: 1.0}, home=0)
     for name in ("c", "d", "e", "f"):
@@ -94,7 +115,7 @@ def test_members_are_those_whose_samples_are_mostly_there() -> None:
 
 
 def test_body_is_everybody_s() -> None:
-    screening = Screening({}, 3.0)
+    screening = Screening({}, 1.5)
     for name, norm in {"a": 1.0, "b": 2.0, "c": 50.0}.items():
         screening.take(name, {BODY: norm}, home=0)
 
@@ -111,7 +132,7 @@ def test_lone_member_is_compared_with_the_round_before() -> None:
 
 
 def test_lone_member_of_the_first_round_is_compared_with_other_clusters() -> None:
-    screening = Screening({}, 3.0)
+    screening = Screening({}, 1.5)
     screening.take("a", {0: 1.0}, home=0)
     screening.take("b", {0: 1.0}, home=0)
     screening.take("c", {1: 1e12}, home=1)
@@ -123,7 +144,7 @@ def test_lone_member_of_the_first_round_is_compared_with_other_clusters() -> Non
 
 
 def test_median_falls_slowly_so_that_one_with_harder_samples_is_not_struck() -> None:
-    verdict = screened({"a": 0.1, "b": 0.1, "c": 0.1, "d": 2.5}, {0: 1.0}).verdict()
+    verdict = screened({"a": 0.1, "b": 0.1, "c": 0.1, "d": 1.4}, {0: 1.0}).verdict()
 
     assert verdict.usual == {0: 0.95}
     assert not verdict.refused
@@ -131,10 +152,10 @@ def test_median_falls_slowly_so_that_one_with_harder_samples_is_not_struck() -> 
 
 
 def test_new_cluster_is_compared_with_the_others() -> None:
-    screening = Screening({0: 1.0, 1: 2.0}, 3.0)
+    screening = Screening({0: 1.0, 1: 2.0}, 1.5)
 
-    assert screening.take("a", {7: 2.0}, 7) == 0
-    assert screening.take("b", {7: 9.0}, 7) > 0
+    assert screening.take("a", {7: 1.5}, 7) == (0, {})
+    assert screening.take("b", {7: 3.0}, 7) == (0, {7: 0.5})
 
 
 def test_zero_switches_it_off() -> None:
@@ -148,7 +169,7 @@ def test_zero_switches_it_off() -> None:
 
 @pytest.mark.parametrize("usual", [{}, {0: 1.0}])
 def test_who_trained_nothing_is_neither_long_nor_short(usual: dict[int, float]) -> None:
-    screening = Screening(usual, 3.0)
+    screening = Screening(usual, 1.5)
     screening.take("listens", {}, 0)
     screening.take("still", {0: 0.0}, 0)
 

@@ -139,7 +139,7 @@ class Discovering(ClusteredAlgorithm):
 
     def _has_enough(self, state: ServerState, round_number: int) -> bool:
         """Whether enough clients have sent their fingerprints, or too much time has passed."""
-        trainers = [r for r in state.clients.values() if r.role == TRAIN]
+        trainers = [r for r in state.clients.values() if r.role == TRAIN and not r.quarantined]
         measured = sum(r.fingerprint is not None for r in trainers)
         first = self.settings.measuring_round()
         late = round_number >= PATIENCE * first and measured > 0

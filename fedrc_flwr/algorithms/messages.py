@@ -198,8 +198,8 @@ class RoundResult:
         """The sum of the clients' scatters, if any were measured."""
         return np.sum(list(self.scatters.values()), axis=0) if self.scatters else None
 
-    def expect(self, name: str, reply: Reply, clusters: tuple[int, ...]) -> None:
-        """Choose the sums for a reply, before it is received.
+    def expect(self, name: str, reply: Reply, clusters: tuple[int, ...]) -> Reply:
+        """Choose the sums for a reply, and return it with its long updates scaled down.
 
         A client is a member of the cluster of which it sends the longest update: training weights
         each cluster by its share of the client's samples. The counts say the same, but noise on
@@ -211,11 +211,16 @@ class RoundResult:
         }
         own = {cluster: length for cluster, length in lengths.items() if cluster != BODY}
         self.home = max(own, key=lambda cluster: own[cluster]) if own else None
-        level = self.screening.take(name, lengths, self.home)
+        level, factors = self.screening.take(name, lengths, self.home)
         if level not in self._levels:
             self._levels[level] = self.sums.empty()
         self.sums = self._levels[level]
         self.norms[name] = float(np.linalg.norm(list(lengths.values())))
+        if not factors:
+            return reply
+        ids = {k: BODY if k == BODY else clusters[k] for k in reply.deltas}
+        scaled = {k: np.float32(factors.get(ids[k], 1.0)) * d for k, d in reply.deltas.items()}
+        return replace(reply, deltas=scaled)
 
     def settle(self) -> Verdict:
         """Bring the levels together, and leave out whoever is refused."""
@@ -228,11 +233,6 @@ class RoundResult:
         for name in verdict.refused:
             for kept in (self.records, self.metrics, self.norms, self.updates, self.scatters):
                 kept.pop(name, None)
-        for name, ratio in verdict.clipped.items():
-            if name in self.updates:
-                self.updates[name] = self.updates[name] * np.float32(
-                    self.screening.multiple / ratio
-                )
         return verdict
 
     def culprits(self) -> dict[str, str]:

@@ -13,22 +13,15 @@ from dataclasses import replace
 
 from fedrc_flwr.state import ClientRecord, ServerState
 
-#: Strikes that put a client into quarantine.
-STRIKES = 3
 #: Replies in a row without a strike that take one away.
 CLEAN = 10
 #: Most rounds in a row in which a silent client is not asked.
 LONGEST_REST = 15
 
 
-def in_quarantine(record: ClientRecord) -> bool:
-    """Whether a client is no longer asked."""
-    return record.strikes >= STRIKES
-
-
 def quarantined(state: ServerState) -> list[str]:
     """The clients that are no longer asked, sorted."""
-    return sorted(name for name, record in state.clients.items() if in_quarantine(record))
+    return sorted(name for name, record in state.clients.items() if record.quarantined)
 
 
 def struck(state: ServerState, struck: Iterable[str], answered: Iterable[str]) -> ServerState:
@@ -36,7 +29,7 @@ def struck(state: ServerState, struck: Iterable[str], answered: Iterable[str]) -
     clients, bad = dict(state.clients), set(struck)
     for name in bad & set(clients):
         record = replace(clients[name], strikes=clients[name].strikes + 1, clean=0)
-        clients[name] = without_reports(record) if in_quarantine(record) else record
+        clients[name] = without_reports(record) if record.quarantined else record
     for name in set(answered) - bad:
         record = clients[name]
         if record.strikes:
@@ -87,7 +80,7 @@ def resting(state: ServerState, round_number: int) -> dict[str, int]:
     return {
         name: record.rests + 1
         for name, record in sorted(state.clients.items())
-        if record.rests >= round_number and not in_quarantine(record)
+        if record.rests >= round_number and not record.quarantined
     }
 
 
@@ -96,6 +89,6 @@ def to_be_asked(state: ServerState, names: list[str], round_number: int, needed:
 
     Those in quarantine never are. Those that rest are if the others are fewer than ``needed``.
     """
-    trusted = [n for n in names if n not in state.clients or not in_quarantine(state.clients[n])]
+    trusted = [n for n in names if n not in state.clients or not state.clients[n].quarantined]
     awake = [n for n in trusted if n not in resting(state, round_number)]
     return awake if len(awake) >= needed else trusted

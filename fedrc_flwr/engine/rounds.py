@@ -138,7 +138,7 @@ class Rounds:
             log.warning(
                 "%s is in quarantine after %s strikes, the last: %s. It is no longer asked, and "
                 "what it reported no longer counts; `fedrc forgive` lets it back in",
-                name, conduct.STRIKES, self._strikes[name],
+                name, self.state.clients[name].strikes, self._strikes[name],
             )  # fmt: skip
         told = round_metrics.behaved(self.state, number, self._strikes, self._verdict)
         self._strikes, self._silent, self._verdict = {}, set(), None
@@ -265,8 +265,7 @@ class Rounds:
         if reason is not None:
             self.refuse(name, reason)
             return
-        reply = reply.capped(self._most_samples())
-        result.expect(name, reply, self.state.clusters)
+        reply = result.expect(name, reply.capped(self._most_samples()), self.state.clusters)
         with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite
             self.algorithm.receive(self.state, result, name, reply)
 
