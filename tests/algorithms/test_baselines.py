@@ -485,7 +485,7 @@ def test_apfl_agrees_with_a_plain_implementation(adaptive):
                 )
                 if index == 0 and adaptive:
                     slope = sum(
-                        float(((a - b) * g).sum())
+                        float(((a - b) * g).detach().sum())
                         for a, b, g in zip(v.parameters(), w.parameters(), at_mixture, strict=True)
                     )
                     alphas[client.name] = min(max(alpha - 0.1 * slope, 0.0), 1.0)

@@ -123,7 +123,7 @@ def test_predict_writes_labels_for_unlabelled_samples(run: Path, tmp_path: Path)
             ["cannot be used"],
         ),
         (
-            ["serve", "RUN", "--weights", "DIR/weights.json", "--host", "203.0.113.1"],
+            ["serve", "RUN", "--weights", "DIR/weights.json", "--host", "203.0.113.1", "--open"],
             ["cannot listen on 203.0.113.1:8001"],
         ),
     ],
