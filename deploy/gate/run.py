@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import resource
 import signal
 import ssl
@@ -96,6 +97,7 @@ async def _gate(file: SuperLinkFile) -> None:
         file.certificates if authority else None, health, Refusals(),
     )  # fmt: skip
     gate = Gate(tls_context(file.tls, authority), inside, file.connections)
+    gc.freeze()  # what is here now stays: the gate's collections need not look at it
 
     def opened(port: int) -> None:
         print(f"gate: open on {file.listen}, in front of Flower on {file.control}", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.sslproto
 import contextlib
+import gc
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from fedrc_flwr.flower import Tls
 EACH = 8
 BACKLOG = 1024
 BUFFER = 65_536
+#: asyncio's objects for TLS refer to each other, so what a connection held is freed only by a
+#: collection. Left to itself, Python collects after thousands of connections.
+COLLECT_EACH = 64
 CLOSING_SECONDS = 2.0
 
 
@@ -62,6 +66,7 @@ class Gate:
         self._most = connections
         self._limits = limits or Limits()
         self._guests: dict[_Guest, None] = {}  # oldest first
+        self._ended = 0
         # asyncio takes a buffer of 256 KiB for each connection unless it is told otherwise.
         asyncio.sslproto.SSLProtocol.max_size = BUFFER
 
@@ -98,6 +103,9 @@ class Gate:
         def ended(task: asyncio.Task[None]) -> None:
             self._guests.pop(guest, None)
             connection.close()
+            self._ended += 1
+            if self._ended % COLLECT_EACH == 0:
+                gc.collect()
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error  # a mistake in the gate: asyncio logs it and goes on
 
