@@ -32,8 +32,9 @@ class AttackSettings:
         "none",
         "What attackers do. Updates: `sign-flip`, turned round; `scale`, turned round and ten "
         "times as long; `huge`, 1e30 everywhere; `gaussian`, random and as long as an honest one; "
-        "`collude`, random, twice as long and the same for all attackers. `label-flip`: labels in "
-        "reverse order. `counts`: all samples claimed to have label 0. A deployment refuses them.",
+        "`collude`, random, twice as long and the same for all attackers. `label-flip`: wrong "
+        "labels, always the same for a class. `counts`: all samples claimed to have label 0. A "
+        "deployment refuses them.",
         choices=KINDS,
     )
     share: float = key(
@@ -56,7 +57,9 @@ class AttackSettings:
         """What an attacker trains on; what it is judged by stays true."""
         if self.kind != "label-flip":
             return data
-        return replace(data, fit=replace(data.fit, labels=data.classes - 1 - data.fit.labels))
+        # Not in reverse order: that is a concept of the ready-made scenarios.
+        labels = (data.fit.labels + data.classes // 2) % data.classes
+        return replace(data, fit=replace(data.fit, labels=labels))
 
     def changed_reply(self, reply: Reply, seeds: tuple[int, int], name: str) -> Reply:
         """What an attacker sends in place of an honest reply.
