@@ -4,8 +4,8 @@
     python benchmarks/attacks.py fashion-mnist-30 --rounds 20
 
 Every run has 30 clients in one process. The figure is the mean accuracy of the observers, who are
-all honest, over the seeds, and in brackets its difference from the same runs without attackers and
-with the mean. A last table says where clients that flip their labels end up.
+all honest, over the seeds, and in brackets its difference from the same runs without attackers,
+which come first. A last list says where clients that flip their labels end up.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
         "attack.share": chosen.share, **SCENARIOS[chosen.scenario],
     }  # fmt: skip
     flippers: Counter[str] = Counter()
-    reference: float | None = None
+    reference: dict[str, float] = {}
     print(f"| attack | {' | '.join(chosen.aggregations)} |")
     print("|---|" + "---|" * len(chosen.aggregations))
     for kind in chosen.kinds:
@@ -90,8 +90,8 @@ def main() -> None:
                 found.append(accuracy)
                 if kind == "label-flip":
                     flippers += places(state, attackers)
-            reference = mean(found) if reference is None else reference
-            cells.append(f"{100 * mean(found):.1f} ({100 * (mean(found) - reference):+.1f})")
+            lost = mean(found) - reference.setdefault(aggregation, mean(found))
+            cells.append(f"{100 * mean(found):.1f} ({100 * lost:+.1f})")
             print(f"{kind}, {aggregation}: {found}", file=sys.stderr, flush=True)
         print(f"| {kind} | {' | '.join(cells)} |", flush=True)
     if flippers:
