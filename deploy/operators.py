@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -79,12 +78,6 @@ def fingerprint(certificate: bytes) -> str:
     digest = hashes.Hash(hashes.SHA256())
     digest.update(certificate)
     return digest.finalize().hex()
-
-
-def operator_named(path: Path) -> str:
-    """The operator's name in a certificate."""
-    subject = certificates.load_certificate(path).subject
-    return str(subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
 
 
 def _without(authority: Path, name: str) -> dict[str, str]:
