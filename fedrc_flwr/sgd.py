@@ -57,6 +57,13 @@ class LocalSettings:
     weight_decay: float = key(
         0.0, "L2 penalty, weighted by the client's share in each cluster.", low=0.0, common=True
     )
+    clip: float = key(
+        0.0,
+        "Largest norm of a batch's gradient; a longer one is shortened to it, so that a learning "
+        "rate that is too high for a network slows training down instead of ending it. 0: no "
+        "limit.",
+        low=0.0,
+    )
     prox_mu: float = key(
         0.0,
         "FedProx: adds mu/2 times the squared distance to the broadcast model to the local "
@@ -236,6 +243,8 @@ def decorrelation(features: Tensor) -> Tensor:
 def sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: LocalSettings) -> None:
     """One step of SGD; the gradient's memory is reused for the velocity."""
     start = module.start() if settings.prox_mu > 0 else []
+    if settings.clip > 0:
+        shorten([p.grad for p in module.parameters if p.grad is not None], settings.clip)
     for number, parameter in enumerate(module.parameters):
         values, gradient, before = parameter.data, parameter.grad, velocity[number]
         if gradient is None:
@@ -249,6 +258,15 @@ def sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: Loca
             gradient.add_(before, alpha=settings.momentum)
         values.sub_(gradient, alpha=settings.learning_rate)
         velocity[number] = gradient if settings.momentum > 0 else None
+
+
+def shorten(gradients: list[Tensor], most: float) -> None:
+    """Scale gradients so that their norm is at most ``most``, in place; NaN stays NaN."""
+    if not gradients:
+        return
+    norms = torch._foreach_norm(gradients)
+    scale = most / torch.linalg.vector_norm(torch.stack(norms)).clamp_min(most)
+    torch._foreach_mul_(gradients, scale)
 
 
 def decay(gradient: Tensor, parameters: Tensor, settings: LocalSettings) -> Tensor:

@@ -8,10 +8,15 @@ import numpy as np
 from scipy.special import softmax
 
 from fedrc_flwr.discovery.distances import Distances, contrast, fit
-from fedrc_flwr.discovery.evidence import between_clients
+from fedrc_flwr.discovery.evidence import AGREEMENTS, likelihoods
 from fedrc_flwr.discovery.fingerprint import Flags
-from fedrc_flwr.discovery.refinement import alone_level, evidence_for_groups, refine
-from fedrc_flwr.discovery.search import search
+from fedrc_flwr.discovery.refinement import (
+    alone_level,
+    belonging,
+    likelihoods_for_groups,
+    refine,
+)
+from fedrc_flwr.discovery.search import search_all
 from fedrc_flwr.discovery.space import (
     Means,
     compare_in_space,
@@ -43,6 +48,7 @@ class Grouping:
         for a client without samples
     evidence : (n, n), that two clients mean the same, in nats
     alone : (n,), the clients that contradict all others
+    agreement : the share of labels on which different concepts agree
     established : whether the groups can be relied on
     sentence : what was found, or why nothing could be
     """
@@ -51,6 +57,7 @@ class Grouping:
     weights: Floats
     evidence: Floats
     alone: Flags
+    agreement: float
     established: bool
     sentence: str
 
@@ -73,19 +80,22 @@ def find(fingerprints: Floats, scatter: Floats) -> Grouping:
     if isinstance(fitted, str):
         return _together(present, False, f"undecided: {fitted}")
     means, distances = fitted
-    evidence = np.zeros((len(counts), len(counts)))
-    evidence[np.ix_(present, present)] = between_clients(means.of(present), distances)
+    same, different = likelihoods(means.of(present), distances)
+    compared = sharing[present]
+    pairs = np.ix_(compared, compared)
     groups = np.full(len(counts), -1)
-    groups[sharing] = search(evidence[np.ix_(sharing, sharing)])
-    groups[sharing] = refine(means.of(sharing), groups[sharing], distances)
-    for_groups = _evidence_for_groups(means, groups, distances)
-    groups, weights = _settle(groups, _weights(means, groups, for_groups), present)
-    groups, weights = _by_size(groups, weights)
+    groups[sharing], chosen = search_all(same[pairs], different[:, compared][:, :, compared])
+    agreement = AGREEMENTS[chosen]
+    groups[sharing] = refine(means.of(sharing), groups[sharing], distances, agreement)
+    evidence = np.zeros((len(counts), len(counts)))
+    evidence[np.ix_(present, present)] = same - different[chosen]
+    weights, own = _weights(means, groups, distances, agreement)
+    groups, weights = _by_size(*_settle(groups, weights, present))
     telling = contrast(means.of(sharing), distances) >= LEAST_CONTRAST
-    return _judged(groups, weights, evidence, for_groups.max(axis=1), telling)
+    return _judged(groups, weights, evidence, own, agreement, telling)
 
 
-def place(fingerprints: Floats, scatter: Floats, groups: Labels) -> Floats:
+def place(fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float) -> Floats:
     """Weights for clients that joined later, (n, K); nobody else moves.
 
     A row of zeros means that the client contradicts all groups. A client without samples gets equal
@@ -96,6 +106,7 @@ def place(fingerprints: Floats, scatter: Floats, groups: Labels) -> Floats:
     fingerprints : (n, C, 1 + D)
     scatter : (D, D), the sum over these clients of their scatter within labels
     groups : (n,), from 0 to K - 1; -1 for the clients that are to be placed
+    agreement : of the grouping that was found
     """
     counts = _checked(fingerprints, scatter)
     members = counts.any(axis=1) & (groups >= 0)
@@ -105,7 +116,7 @@ def place(fingerprints: Floats, scatter: Floats, groups: Labels) -> Floats:
         return np.full((len(groups), count), 1.0 / count)
     means, distances = fitted
     groups = np.where(members, groups, -1)
-    return _weights(means, groups, _evidence_for_groups(means, groups, distances))
+    return _weights(means, groups, distances, agreement)[0]
 
 
 def _checked(fingerprints: Floats, scatter: Floats) -> Floats:
@@ -128,20 +139,21 @@ def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means
     return means, distances
 
 
-def _evidence_for_groups(means: Means, groups: Labels, distances: Distances) -> Floats:
-    """The evidence that a client belongs to each group, (n, K); none for groups without clients."""
-    evidence = evidence_for_groups(means, groups, distances)
-    sizes = np.bincount(groups[groups >= 0], minlength=evidence.shape[1])
-    return np.where(sizes > 0, evidence, -np.inf)
-
-
-def _weights(means: Means, groups: Labels, evidence: Floats) -> Floats:
-    """How sure it is that each client belongs to each group, (n, K).
+def _weights(
+    means: Means, groups: Labels, distances: Distances, agreement: float
+) -> tuple[Floats, Floats]:
+    """How sure it is that each client belongs to each group, (n, K), and the most evidence, (n,).
 
     Rows are zero for clients that have no group and contradict them all.
     """
-    nowhere = (groups < 0) & (evidence.max(axis=1) < alone_level(means))
-    return np.where(nowhere[:, None], 0.0, softmax(evidence, axis=1))
+    same, different = likelihoods_for_groups(means, groups, distances, agreement)
+    evidence = belonging(means, groups, same, different)
+    sizes = np.bincount(groups[groups >= 0], minlength=evidence.shape[1])
+    evidence = np.where(sizes > 0, evidence, -np.inf)
+    best, rows = evidence.argmax(axis=1), np.arange(len(groups))
+    contradicted = (evidence - different)[rows, best] < alone_level(means)
+    nowhere = (groups < 0) & contradicted
+    return np.where(nowhere[:, None], 0.0, softmax(evidence, axis=1)), evidence[rows, best]
 
 
 def _settle(groups: Labels, weights: Floats, present: Flags) -> tuple[Labels, Floats]:
@@ -171,19 +183,21 @@ def _together(present: Flags, established: bool, sentence: str) -> Grouping:
         weights=np.ones((count, 1)),
         evidence=np.zeros((count, count)),
         alone=np.zeros(count, dtype=bool),
+        agreement=0.0,
         established=established,
         sentence=sentence,
     )
 
 
 def _judged(
-    groups: Labels, weights: Floats, evidence: Floats, own: Floats, telling: bool
+    groups: Labels, weights: Floats, evidence: Floats, own: Floats, agreement: float, telling: bool
 ) -> Grouping:
     """The grouping with the verdict on it.
 
     Parameters
     ----------
     own : (n,), the evidence that a client belongs to its group
+    agreement : the share of labels on which different concepts agree
     telling : whether clients that mean different things would have contradicted each other
     """
     present, count = groups >= 0, weights.shape[1]
@@ -207,4 +221,4 @@ def _judged(
         sentence = f"nothing to part: {clients} mean the same by their labels"
     else:
         sentence = f"{count} concepts among {clients}, in groups of {', '.join(map(str, sizes))}"
-    return Grouping(groups, weights, evidence, alone, bool(established), sentence)
+    return Grouping(groups, weights, evidence, alone, agreement, bool(established), sentence)

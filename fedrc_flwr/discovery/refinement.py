@@ -24,50 +24,64 @@ TWO_CONCEPTS = 2.0
 LEAST_GAIN = 1e-6
 
 
-def refine(means: Means, groups: Labels, distances: Distances) -> Labels:
+def refine(means: Means, groups: Labels, distances: Distances, agreement: float) -> Labels:
     """Move clients and join groups until nothing is gained by it, (n,), numbered from 0.
 
     Parameters
     ----------
     groups : (n,), where the search by pairs put the clients
+    agreement : the share of labels on which different concepts agree
     """
     groups = compact(groups)
-    evidence = evidence_for_groups(means, groups, distances)
+    same, different = likelihoods_for_groups(means, groups, distances, agreement)
     # Each client is judged without itself, so that two could take turns for ever.
     for _ in range(2 * len(groups)):
-        movers, target = _best_move(evidence, groups)
+        movers, target = _best_move(belonging(means, groups, same, different), groups)
         if not movers.any():
-            movers, target = _best_join(means, groups, distances)
+            movers, target = _best_join(means, groups, distances, agreement)
         if not movers.any():
             break
         source = int(groups[movers][0])
         groups = np.where(movers, target, groups)
         for changed in (source, target):
-            evidence[:, changed] = _for_group(means, groups == changed, distances)
+            same[:, changed], different[:, changed] = for_group(
+                means, groups == changed, distances, agreement
+            )
         if not (groups == source).any():
-            evidence, groups = np.delete(evidence, source, axis=1), compact(groups)
+            same, different = (np.delete(table, source, axis=1) for table in (same, different))
+            groups = compact(groups)
     return groups
 
 
-def evidence_for_groups(means: Means, groups: Labels, distances: Distances) -> Floats:
-    """The evidence that a client belongs to each group, without the client itself, (n, K).
+def likelihoods_for_groups(
+    means: Means, groups: Labels, distances: Distances, agreement: float
+) -> tuple[Floats, Floats]:
+    """How likely each client is in each group, without the client itself, (n, K), and outside."""
+    columns = [
+        for_group(means, groups == group, distances, agreement) for group in range(groups.max() + 1)
+    ]
+    return np.column_stack([c[0] for c in columns]), np.column_stack([c[1] for c in columns])
 
-    For the only member of a group it is how much the other groups must at least be contradicted.
+
+def belonging(means: Means, groups: Labels, same: Floats, different: Floats) -> Floats:
+    """The evidence that a client belongs to each group, (n, K).
+
+    For the only member of a group it is how little the other groups must support it.
     """
-    return np.column_stack(
-        [_for_group(means, groups == group, distances) for group in range(groups.max() + 1)]
-    )
+    members = groups[:, None] == np.arange(same.shape[1])
+    single = members & (members.sum(axis=0) == 1)
+    if same.shape[1] == 1:
+        return np.where(single, alone_level(means)[:, None], same)
+    others = np.where(members, -np.inf, same)
+    nearest = others.argmax(axis=1)
+    outside = alone_level(means) + different[np.arange(len(groups)), nearest]
+    return np.where(single, outside[:, None], same)
 
 
 def alone_level(means: Means) -> Floats:
     """The evidence below which a client does not belong to a group, (n,)."""
     labels = means.held.sum(axis=1)
     return np.asarray(-np.maximum(CONTRADICTED, labels), dtype=np.float64)
-
-
-def _for_group(means: Means, member: Flags, distances: Distances) -> Floats:
-    evidence = for_group(means, member, distances)
-    return np.where(member, alone_level(means), evidence) if member.sum() == 1 else evidence
 
 
 def _best_move(evidence: Floats, groups: Labels) -> tuple[Flags, int]:
@@ -78,10 +92,13 @@ def _best_move(evidence: Floats, groups: Labels) -> tuple[Flags, int]:
     return (np.arange(len(groups)) == client) & gained, int(target)
 
 
-def _best_join(means: Means, groups: Labels, distances: Distances) -> tuple[Flags, int]:
+def _best_join(
+    means: Means, groups: Labels, distances: Distances, agreement: float
+) -> tuple[Flags, int]:
     """The smaller of two groups that contradict each other too little to be two concepts."""
     sizes = np.bincount(groups)
-    evidence = between_groups(means, groups, distances) + np.log(sizes / sizes[:, None])
+    evidence = between_groups(means, groups, distances, agreement)
+    evidence += np.log(sizes / sizes[:, None])
     np.fill_diagonal(evidence, -np.inf)
     evidence[sizes[:, None] > sizes] = -np.inf
     source, target = np.unravel_index(int(evidence.argmax()), evidence.shape)

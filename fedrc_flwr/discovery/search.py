@@ -16,6 +16,28 @@ MOST_STARTING_GROUPS = 8
 LEAST_GAIN = 1e-9
 
 
+def search_all(same: Floats, different: Floats) -> tuple[Labels, int]:
+    """The likeliest grouping over several hypotheses about clients that are not together, (n,).
+
+    Parameters
+    ----------
+    same : (n, n), the log likelihood of each pair of clients if they are together
+    different : (R, n, n), if they are not, under each of R hypotheses
+
+    Returns
+    -------
+    the grouping, and the hypothesis under which it is likeliest
+    """
+    best, found = 0, np.zeros(len(same), dtype=np.int64)
+    most = -np.inf
+    for number, apart in enumerate(different):
+        groups = search(same - apart)
+        likelihood = within(same - apart, groups) + float(apart.sum()) / 2.0
+        if likelihood > most + LEAST_GAIN:
+            best, found, most = number, groups, likelihood
+    return found, best
+
+
 def search(evidence: Floats) -> Labels:
     """The best grouping that local search finds from several starts, (n,).
 

@@ -19,8 +19,11 @@ def ratio(first, second, noise, distances):
     return 0.1 + 0.9 * math.exp(min(max(log_ratio, -30.0), 30.0))
 
 
-def against(mine, theirs, classes, distances, error):
-    """The evidence of ``mine`` against ``theirs``, both {label: (point, sampling variance)}."""
+def against(mine, theirs, classes, distances, error, agreement):
+    """The evidence of ``mine`` against ``theirs``, both {label: (point, sampling variance)}.
+
+    Different concepts agree on the share ``agreement`` of the labels.
+    """
     if not theirs:
         return 0.0
     total = 0.0
@@ -28,7 +31,8 @@ def against(mine, theirs, classes, distances, error):
         ratios = {x: ratio(point, p, noise + v, distances) for x, (p, v) in theirs.items()}
         average = (sum(ratios.values()) + classes - len(theirs)) / classes
         wrong = error(noise)
-        total += math.log((1 - wrong) * ratios.get(label, 1.0) / average + wrong)
+        quotient = (1 - wrong) * ratios.get(label, 1.0) / average + wrong
+        total += math.log(quotient) - math.log(agreement * quotient + 1 - agreement)
     return total
 
 
@@ -60,7 +64,7 @@ def prototypes(means, clients, distances):
     return found
 
 
-def between_clients(means, distances):
+def between_clients(means, distances, agreement):
     """The evidence between all clients, (n, n)."""
     count, classes = means.counts.shape
     found = np.zeros((count, count))
@@ -69,11 +73,12 @@ def between_clients(means, distances):
             if i != j:
                 for a, b in ((i, j), (j, i)):
                     mine, theirs = labels_of(means, a), labels_of(means, b)
-                    found[i, j] += against(mine, theirs, classes, distances, of_client) / 2
+                    evidence = against(mine, theirs, classes, distances, of_client, agreement)
+                    found[i, j] += evidence / 2
     return found
 
 
-def between_groups(means, groups, distances):
+def between_groups(means, groups, distances, agreement):
     """The evidence between all groups, (K, K)."""
     count, classes = max(groups) + 1, means.counts.shape[1]
     members = [[i for i, k in enumerate(groups) if k == group] for group in range(count)]
@@ -83,18 +88,21 @@ def between_groups(means, groups, distances):
         for b in range(count):
             if a != b:
                 for c, d in ((a, b), (b, a)):
+                    wrong = max(0.02, 0.05 / len(members[c]))
                     found[a, b] += 0.5 * against(
-                        all_prototypes[c], all_prototypes[d], classes, distances, lambda _: 0.05
-                    )
+                        all_prototypes[c], all_prototypes[d], classes, distances,
+                        lambda _, wrong=wrong: wrong, agreement,
+                    )  # fmt: skip
     return found
 
 
-def for_group(means, member, distances):
+def for_group(means, member, distances, agreement):
     """The evidence of each client for a group without itself, (n,)."""
     count, classes = means.counts.shape
     found = []
     for i in range(count):
         others = [j for j in range(count) if member[j] and j != i]
         theirs = prototypes(means, others, distances)
-        found.append(against(labels_of(means, i), theirs, classes, distances, of_client))
+        mine = labels_of(means, i)
+        found.append(against(mine, theirs, classes, distances, of_client, agreement))
     return np.array(found)

@@ -36,6 +36,12 @@ def distances(draw, directions):
     return Distances(directions, *values, share=0.5)
 
 
+def between_clients(means, distances, agreement=0.0):
+    """The evidence that two clients mean the same, (n, n)."""
+    same, different = evidence.likelihoods(means, distances, (agreement,))
+    return same - different[0]
+
+
 # --- by hand -------------------------------------------------------------------------------------
 
 
@@ -99,7 +105,7 @@ def test_evidence_between_four_clients_by_hand():
     # C, D: C's 0 at D's distance e^2 + 1: log(2.85 * 0.2276 / 2.2276 + 0.05) = -1.0752; C's 1,
     #   which D lacks, close to D's 0: log(2.85 / 8.3510 + 0.05) = -0.9383;
     #   D's 0: log(2.85 * 0.2276 / (0.2276 + 6.3510 + 1) + 0.05) = -1.9980; mean -2.0058
-    found = evidence.between_clients(four_clients(), HAND)
+    found = between_clients(four_clients(), HAND)
 
     expected = np.array([
         [0.0, 2.4636, -5.6573, 1.1786],
@@ -112,6 +118,19 @@ def test_evidence_between_four_clients_by_hand():
     assert search(found)[2] != search(found)[0]
 
 
+def test_a_label_that_agrees_says_less_where_concepts_agree_on_most_labels():
+    # Two labels that agree have a quotient of 2.9 each, two that contradict one of 0.05. If
+    # different concepts agree on 0.8 of the labels, one that agrees has an evidence of
+    # log(2.9 / (0.8 * 2.9 + 0.2)) = 0.1405, one that contradicts -1.5686 = log(0.05 / 0.24).
+    clients = four_clients()
+
+    found = between_clients(clients, HAND, agreement=0.8)
+
+    assert found[1, 2] == pytest.approx(2 * -1.5686, abs=1e-4)  # B and C swap both labels
+    twins = between_clients(clients.of(np.array([1, 1])), HAND, agreement=0.8)
+    assert twins[0, 1] == pytest.approx(2 * 0.1405, abs=1e-4)
+
+
 def test_few_samples_count_less():
     # A mean of one sample is wrong with probability 0.3, one of two with 0.15, one of ten or more
     # with 0.05: that bounds how much a contradiction can say.
@@ -119,7 +138,7 @@ def test_few_samples_count_less():
     for samples, error in ((1.0, 0.3), (2.0, 0.15), (1000.0, 0.05)):
         scarce = Means(two.points, np.where(two.held, samples, 0.0))
 
-        found = evidence.between_clients(scarce, HAND)
+        found = between_clients(scarce, HAND)
 
         assert found[0, 1] == pytest.approx(2 * math.log(error), abs=1e-6)
 
@@ -135,30 +154,33 @@ def test_evidence_agrees_with_loops(data):
     random = np.random.default_rng(len(some.points))
     groups = np.unique(random.integers(0, 3, len(some.points)), return_inverse=True)[1]
 
+    agreement = data.draw(st.sampled_from(evidence.AGREEMENTS))
+
     np.testing.assert_allclose(
-        evidence.between_clients(some, model), by_hand.between_clients(some, model), atol=1e-9
+        between_clients(some, model, agreement),
+        by_hand.between_clients(some, model, agreement),
+        atol=1e-9,
     )
     np.testing.assert_allclose(
-        evidence.between_groups(some, groups, model),
-        by_hand.between_groups(some, groups, model),
+        evidence.between_groups(some, groups, model, agreement),
+        by_hand.between_groups(some, groups, model, agreement),
         atol=1e-9,
     )
     for group in range(3):
+        same, different = evidence.for_group(some, groups == group, model, agreement)
         np.testing.assert_allclose(
-            evidence.for_group(some, groups == group, model),
-            by_hand.for_group(some, groups == group, model),
-            atol=1e-9,
+            same - different, by_hand.for_group(some, groups == group, model, agreement), atol=1e-9
         )
 
 
 def test_blocks_make_no_difference(monkeypatch):
     random = np.random.default_rng(0)
     some = Means(random.normal(size=(7, 3, 2)), np.full((7, 3), 5.0))
-    whole = evidence.between_clients(some, HAND)
+    whole = between_clients(some, HAND)
 
     monkeypatch.setattr(evidence, "BLOCK", 1)
 
-    np.testing.assert_allclose(evidence.between_clients(some, HAND), whole, atol=1e-12)
+    np.testing.assert_allclose(between_clients(some, HAND), whole, atol=1e-12)
 
 
 # --- the two distributions -----------------------------------------------------------------------

@@ -270,13 +270,28 @@ def test_client_without_samples_changes_nothing():
     assert after.sentence == before.sentence
 
 
+# --- concepts that agree on most labels ----------------------------------------------------------
+
+
+def test_two_labels_of_ten_that_are_swapped_are_found():
+    swapping = [1, 0, *range(2, 10)]
+    concepts = [list(range(10)), swapping, list(range(10)), swapping] * 2
+    fingerprints, scatter = federation(concepts, [range(10)] * 8)
+
+    found = find(fingerprints, scatter)
+
+    assert found.established
+    assert found.agreement == 0.8
+    assert found.groups.tolist() == [0, 1] * 4
+
+
 # --- clients that join later ---------------------------------------------------------------------
 
 
 def test_newcomer_is_placed_with_its_concept():
     fingerprints, scatter = three_concepts()
 
-    weights = place(fingerprints, scatter, np.array([0, 1, 2] * 3 + [-1] * 3))
+    weights = place(fingerprints, scatter, np.array([0, 1, 2] * 3 + [-1] * 3), 0.0)
 
     assert weights[9:].argmax(axis=1).tolist() == [0, 1, 2]
     assert (weights[9:].max(axis=1) > 0.9).all()
@@ -286,7 +301,7 @@ def test_given_groups_are_not_questioned():
     fingerprints, scatter = three_concepts()
     swapped = np.array([2, 0, 1] * 3 + [-1] * 3)
 
-    weights = place(fingerprints, scatter, swapped)
+    weights = place(fingerprints, scatter, swapped, 0.0)
 
     assert weights[9:].argmax(axis=1).tolist() == [2, 0, 1]
 
@@ -295,7 +310,7 @@ def test_newcomer_that_contradicts_all_groups_has_no_weights():
     concepts = [shifted(6, 0)] * 5 + [shifted(6, 2)] * 4 + [[5, 4, 3, 2, 1, 0]]
     fingerprints, scatter = federation(concepts, [range(6)] * 10)
 
-    weights = place(fingerprints, scatter, np.array([0] * 5 + [1] * 4 + [-1]))
+    weights = place(fingerprints, scatter, np.array([0] * 5 + [1] * 4 + [-1]), 0.0)
 
     assert weights[9].tolist() == [0.0, 0.0]
     np.testing.assert_allclose(weights[:9].sum(axis=1), 1.0)
@@ -305,7 +320,7 @@ def test_newcomer_without_samples_has_even_weights():
     fingerprints, scatter = three_concepts()
     fingerprints[-1] = 0.0
 
-    weights = place(fingerprints, scatter, np.array([0, 1, 2] * 3 + [0, 1, -1]))
+    weights = place(fingerprints, scatter, np.array([0, 1, 2] * 3 + [0, 1, -1]), 0.0)
 
     np.testing.assert_allclose(weights[-1], 1 / 3)
 
@@ -313,7 +328,7 @@ def test_newcomer_without_samples_has_even_weights():
 def test_group_that_nobody_is_left_in_gets_no_newcomers():
     fingerprints, scatter = three_concepts()
 
-    weights = place(fingerprints, scatter, np.array([0, 1, 3] * 3 + [-1] * 3))
+    weights = place(fingerprints, scatter, np.array([0, 1, 3] * 3 + [-1] * 3), 0.0)
 
     assert weights.shape == (12, 4)
     assert weights[9:].argmax(axis=1).tolist() == [0, 1, 3]
@@ -323,4 +338,4 @@ def test_group_that_nobody_is_left_in_gets_no_newcomers():
 def test_weights_are_even_where_the_groups_cannot_be_compared():
     fingerprints, scatter = federation([shifted(3, 0)] * 3, [[0], [1], [0]])
 
-    np.testing.assert_allclose(place(fingerprints, scatter, np.array([0, 1, -1])), 0.5)
+    np.testing.assert_allclose(place(fingerprints, scatter, np.array([0, 1, -1]), 0.0), 0.5)

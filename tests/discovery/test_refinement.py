@@ -37,7 +37,7 @@ def test_groups_are_joined_unless_they_contradict_each_other(monkeypatch, eviden
         refinement, "between_groups", lambda *_: np.array([[0.0, evidence], [evidence, 0.0]])
     )
 
-    movers, target = refinement._best_join(line([0.0]), groups, DISTANCES)
+    movers, target = refinement._best_join(line([0.0]), groups, DISTANCES, 0.0)
 
     assert movers.sum() == (min(sizes) if joined else 0)
     if sizes[0] > sizes[1] and joined:
@@ -49,7 +49,7 @@ def test_client_in_the_wrong_group_moves():
     here, swapped = [0.0, 60.0], [60.0, 0.0]
     means = line(here, here, here, swapped, swapped, swapped)
 
-    groups = refinement.refine(means, np.array([0, 0, 1, 1, 1, 1]), DISTANCES)
+    groups = refinement.refine(means, np.array([0, 0, 1, 1, 1, 1]), DISTANCES, 0.0)
 
     assert groups.tolist() == [0, 0, 0, 1, 1, 1]
 
@@ -57,14 +57,27 @@ def test_client_in_the_wrong_group_moves():
 def test_group_that_says_the_same_is_joined():
     means = line(*[[0.0, 60.0]] * 5)
 
-    assert refinement.refine(means, np.array([0, 0, 0, 1, 1]), DISTANCES).tolist() == [0] * 5
+    assert refinement.refine(means, np.array([0, 0, 0, 1, 1]), DISTANCES, 0.0).tolist() == [0] * 5
 
 
 def test_only_member_of_a_group_is_measured_by_the_level_of_being_alone():
     means = line([0.0, 60.0], [0.0, 60.0], [60.0, 0.0])
 
-    evidence = refinement.evidence_for_groups(means, np.array([0, 0, 1]), DISTANCES)
+    groups = np.array([0, 0, 1])
+    same, different = refinement.likelihoods_for_groups(means, groups, DISTANCES, 0.0)
+    evidence = refinement.belonging(means, groups, same, different)
 
     assert evidence[2, 1] == -4.0
     # it contradicts the others with both labels: 2 log 0.05 = -5.99
     assert evidence[2, 0] == pytest.approx(2 * np.log(0.05), abs=1e-6)
+
+
+def test_being_alone_is_likelier_where_different_concepts_agree():
+    means = line([0.0, 60.0], [0.0, 60.0], [60.0, 0.0])
+
+    groups = np.array([0, 0, 1])
+    same, different = refinement.likelihoods_for_groups(means, groups, DISTANCES, 0.8)
+    evidence = refinement.belonging(means, groups, same, different)
+
+    # both labels contradict: log(0.8 * 0.05 + 0.2) = -1.4271 for each if it is another concept
+    assert evidence[2, 1] == pytest.approx(-4.0 - 2 * 1.4271, abs=1e-4)
