@@ -26,8 +26,9 @@ from fedrc_flwr.words import counted
 V = TypeVar("V", float, Tensor)
 #: What SGD remembers of each parameter; nothing before the first step.
 Velocity = list[Tensor | None]
-#: Steps of SGD per round from which epochs and batch size are chosen if they are 0.
-USUAL_STEPS = 20
+#: Batches of an epoch, and samples of a round, from which batch size and epochs are chosen if they
+#: are 0.
+USUAL_BATCHES, USUAL_SAMPLES = 6, 200
 MOST_EMPHASIS = 50.0  # of a sample of a rare label
 SMALLEST_BATCH, LARGEST_BATCH, MOST_EPOCHS = 16, 128, 5
 
@@ -38,7 +39,7 @@ class LocalSettings:
 
     epochs: int = key(
         0,
-        "Passes over a client's samples in a round. 0: as many as make about 20 steps, 1 to 5.",
+        "Passes over a client's samples in a round. 0: as many as make about 200 samples, 1 to 5.",
         low=0,
         high=1000,
         common=True,
@@ -102,11 +103,9 @@ class LocalSettings:
         """The same, with epochs and batch size chosen for a client of this size if they are 0."""
         batch = self.batch_size
         if not batch:
-            power = 2 ** int(math.log2(max(samples / USUAL_STEPS, 1.0)))
+            power = 2 ** round(math.log2(max(samples / USUAL_BATCHES, 1.0)))
             batch = min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
-        epochs = self.epochs or min(
-            max(round(USUAL_STEPS * batch / max(samples, 1)), 1), MOST_EPOCHS
-        )
+        epochs = self.epochs or min(max(round(USUAL_SAMPLES / max(samples, 1)), 1), MOST_EPOCHS)
         return replace(self, batch_size=batch, epochs=epochs)
 
     def emphasis(self, label_prior: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 
-from fedrc_flwr.algorithms.ifca import IFCA
+from fedrc_flwr.algorithms.ifca import HardChoice
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundReport, RoundResult
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
 from fedrc_flwr.algorithms.step import ClientRuntime, Step
@@ -41,7 +41,7 @@ class CFLSettings(AlgorithmSettings):
         return self.clusters
 
 
-class CFL(IFCA):
+class CFL(HardChoice):
     """Starts with one cluster; the server assigns clients; ``clusters`` is the limit.
 
     The two thresholds are shares of the mean norm of the clients' updates in the first round, which

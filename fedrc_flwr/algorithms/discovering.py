@@ -1,10 +1,11 @@
 """Discovery: a run that begins with one model, finds the concepts, and gives each client its own.
 
 Every client first trains the same model. Then its body is frozen as the yardstick with which each
-client takes its fingerprint, once. The server groups the clients by their fingerprints, makes as
-many models as there are groups, and from then on a client whose place is clear receives, trains and
-sends one model. The others listen to all of them for some rounds, on samples that no model was
-trained on, and are placed by what fits them.
+client takes its fingerprint. The server groups the clients by their fingerprints, makes as many
+models as there are groups, and from then on a client whose place is clear receives, trains and
+sends one model. The others listen to all of them, on samples that no model was trained on in the
+meantime, and are placed by what fits them. Some rounds later all are measured again with a better
+body, and those that were misplaced move.
 """
 
 from __future__ import annotations
@@ -14,46 +15,57 @@ from typing import Any
 
 import numpy as np
 
+from fedrc_flwr.algorithms import places
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, RoundReport, RoundResult
-from fedrc_flwr.algorithms.settings import SharedBodySettings
+from fedrc_flwr.algorithms.places import (
+    FALLBACK,
+    FOUND,
+    GROUPED,
+    MEASURED,
+    is_found,
+)
+from fedrc_flwr.algorithms.settings import ClusteredSettings
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.discovery import grouping
-from fedrc_flwr.discovery.grouping import Grouping
-from fedrc_flwr.em import Floats
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
-#: A client's place is clear if its group has at least this weight.
-CLEAR = 0.45
 #: A client that listened is placed if one cluster has at least this weight; else it keeps several.
 PLACED = 0.75
 #: Rounds for which clients listen before they are placed.
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
 ENOUGH = 0.8
-#: Times `discover-after` rounds after which it no longer waits.
-PATIENCE = 3
+#: Clients are measured again after this many times as many rounds as before.
+AGAIN = 3
 #: Models of the annealed E-step where nothing can be discovered; it removes and merges some.
 FALLBACK_MODELS = 6
 #: Standard deviation, relative to the model's own, by which models start apart without groups.
 APART = 0.05
 
 
-@dataclass(frozen=True)
-class DiscoverySettings(SharedBodySettings):
-    """Settings of an algorithm that can begin with discovery."""
-
-    start: str = key(
-        "paper",
-        "`paper`: start from `clusters` random models; `discover`: train one model at first, find "
-        "the concepts from the clients' fingerprints, and continue with a model for each.",
-        choices=("paper", "discover"),
+def beginning(usual: str) -> Any:
+    """Declare the key that says how a run begins."""
+    return key(
+        usual,
+        "`discover`: train one model at first, find the concepts and their number from the "
+        "clients' fingerprints, and continue with a model for each; `paper`: start from `clusters` "
+        "random models.",
+        choices=("discover", "paper"),
         common=True,
     )
+
+
+@dataclass(frozen=True)
+class DiscoverySettings(ClusteredSettings):
+    """Settings of an algorithm that can begin with discovery."""
+
+    start: str = beginning("paper")
     discover_after: int = key(
         5,
-        "Round in which clients send their fingerprints. Until then all train one model.",
+        "Round in which clients send their fingerprints. Until then all train one model. They are "
+        "measured again after three times as many rounds, and so on, unless they add noise.",
         low=2,
     )
 
@@ -69,6 +81,13 @@ class DiscoverySettings(SharedBodySettings):
         """The first round in which clients are measured."""
         return self.discover_after
 
+    def measures_again(self, round_number: int) -> bool:
+        """Whether all clients are measured anew in a round."""
+        number = self.discover_after
+        while number < round_number:
+            number *= AGAIN
+        return number == round_number > self.discover_after
+
 
 class Discovering(ClusteredAlgorithm):
     """The server's side of discovery; a subclass has the E-step."""
@@ -76,7 +95,7 @@ class Discovering(ClusteredAlgorithm):
     settings: DiscoverySettings
     #: Whether clients keep the places that were found for them; otherwise the algorithm's own
     #: E-step takes over after some rounds.
-    keeps_places = True
+    keeps_places = False
 
     # --- what a client receives ------------------------------------------------------------------
 
@@ -98,17 +117,18 @@ class Discovering(ClusteredAlgorithm):
             return own
         if record.cluster in state.clusters:
             return own.narrowed((record.cluster,))
-        listens = record.cluster == UNPLACED and record.role == TRAIN
-        return replace(own, phase=replace(own.phase, listens=listens and training))
+        return replace(own, phase=replace(own.phase, listens=places.listens(record) and training))
 
     def _measures(self, state: ServerState, record: ClientRecord, round_number: int) -> bool:
-        if state.numbers.get(FALLBACK):
+        if state.numbers.get(FALLBACK) or self._released(state, round_number):
             return False
         return record.fingerprint is None and round_number >= self.settings.measuring_round()
 
     def _released(self, state: ServerState, round_number: int) -> bool:
         """Whether the algorithm's own E-step runs again."""
-        return not self.keeps_places and round_number > state.numbers[FOUND] + LISTENING
+        if self.keeps_places or not is_found(state):
+            return False
+        return round_number > state.numbers[FOUND] + LISTENING
 
     # --- what the server makes of the replies ----------------------------------------------------
 
@@ -119,65 +139,65 @@ class Discovering(ClusteredAlgorithm):
     def end_round(
         self, state: ServerState, result: RoundResult, round_number: int
     ) -> tuple[ServerState, RoundReport]:
-        """As always; then look for concepts, and place clients that have listened."""
+        """As always; then group the clients, or place those that are new or have listened."""
         if self.settings.discovers() and round_number == self.settings.measuring_round():
             first = next(iter(state.models.values())) if state.body is None else state.body
-            state = replace(state, arrays={**state.arrays, "yardstick": first})
+            state = with_yardstick(state, first, round_number)
         after, report = super().end_round(state, result, round_number)
-        if not self.settings.discovers() or state.numbers.get(FALLBACK):
+        if not self.settings.discovers() or FALLBACK in state.numbers:
             return after, report
         if result.scatter is not None:
             scatter = after.arrays.get("scatter", 0.0) + result.scatter
             after = replace(after, arrays={**after.arrays, "scatter": scatter})
-        if not is_found(after):
-            if not self._has_enough(after, round_number):
-                return after, report
+        found = None
+        if self._released(after, round_number):
+            return after, report
+        if self._groups(after, round_number):
             after, found = self._discover(after, round_number)
-            return after, replace(report, discovery=found)
-        after, placed = self._place_listeners(after, round_number)
-        return after, replace(report, discovery=placed)
+        elif is_found(after):
+            after, found = self._place(state, after, result)
+        if self._measures_again(after, round_number + 1):
+            body = places.largest_model(after) if after.body is None else after.body
+            after = with_yardstick(after, body, round_number + 1)
+        return after, replace(report, discovery=found)
 
-    def _has_enough(self, state: ServerState, round_number: int) -> bool:
-        """Whether enough clients have sent their fingerprints, or too much time has passed."""
+    def _groups(self, state: ServerState, round_number: int) -> bool:
+        """Whether enough clients have sent their fingerprints since the yardstick was chosen.
+
+        The first time it does not wait for ever.
+        """
+        if state.numbers.get(GROUPED, 0) >= state.numbers.get(MEASURED, np.inf):
+            return False
         trainers = [r for r in state.clients.values() if r.role == TRAIN and not r.quarantined]
         measured = sum(r.fingerprint is not None for r in trainers)
         first = self.settings.measuring_round()
-        late = round_number >= PATIENCE * first and measured > 0
+        late = not is_found(state) and round_number >= AGAIN * first and measured > 0
         return round_number >= first and (measured >= ENOUGH * len(trainers) or late)
+
+    def _measures_again(self, state: ServerState, round_number: int) -> bool:
+        """Whether the next round begins with a new yardstick; never where clients add noise."""
+        noisy = any(record.noise > 0 for record in state.clients.values())
+        waiting = state.numbers.get(GROUPED, 0) < state.numbers.get(MEASURED, np.inf)
+        again = self.settings.measures_again(round_number) and FALLBACK not in state.numbers
+        return again and not noisy and not waiting and not self._released(state, round_number)
 
     def _discover(
         self, state: ServerState, round_number: int
-    ) -> tuple[ServerState, dict[str, Any]]:
+    ) -> tuple[ServerState, dict[str, Any] | None]:
         """Group the clients that were measured, and make a model for each group."""
-        names = measured_clients(state)
-        found = grouping.find(fingerprints_of(state, names), state.arrays["scatter"])
+        names = places.measured_clients(state)
+        found = grouping.find(places.fingerprints_of(state, names), state.arrays["scatter"])
         if not found.established:
-            return self._fall_back(state, round_number), described(found, names, ())
-        one = state.clusters[0]
-        clusters = tuple(range(one, one + found.weights.shape[1]))
-        clients = dict(state.clients)
-        for row, name in enumerate(names):
-            weights = found.weights[row]
-            group = int(found.groups[row])
-            clear = group >= 0 and weights[group] >= CLEAR
-            clients[name] = replace(
-                moved(clients[name], weights),
-                cluster=clusters[group] if clear else UNPLACED,
-                certainty=float(weights[group]) if group >= 0 else 0.0,
-            )
-        state = replace(
-            state,
-            membership=Membership(clusters),
-            models=dict.fromkeys(clusters, state.models[one]),
-            optimizer={
-                slot: {c: v for c in clusters if (v := vectors.get(one)) is not None}
-                | {c: v for c, v in vectors.items() if c < 0}
-                for slot, vectors in state.optimizer.items()
-            },
-            clients={n: widened(r, len(clusters)) for n, r in clients.items()},
-            numbers={**state.numbers, FOUND: float(round_number)},
-        )
-        return state, described(found, names, clusters)
+            state = replace(state, numbers={**state.numbers, GROUPED: float(round_number)})
+            if is_found(state):
+                return state, None
+            described = places.described(found, names, ())
+            again = AGAIN * self.settings.measuring_round()
+            if round_number < again and self._measures_again(state, again):
+                described["sentence"] += f"; the clients are measured again in round {again}"
+                return state, described
+            return self._fall_back(state, round_number), described
+        return places.regrouped(state, found, names, round_number)
 
     def _fall_back(self, state: ServerState, round_number: int) -> ServerState:
         """Several models near the one that was trained, for the annealed E-step."""
@@ -196,87 +216,39 @@ class Discovering(ClusteredAlgorithm):
             membership=Membership(clusters),
             models=models,
             optimizer={},
-            clients={n: widened(r, len(clusters)) for n, r in state.clients.items()},
+            clients={n: places.widened(r, len(clusters)) for n, r in state.clients.items()},
             numbers={**state.numbers, FALLBACK: float(round_number)},
         )
 
-    def _place_listeners(
-        self, state: ServerState, round_number: int
+    def _place(
+        self, before: ServerState, state: ServerState, result: RoundResult
     ) -> tuple[ServerState, dict[str, Any] | None]:
-        """Place clients that listened for long enough, by the models that fit them."""
-        since = round_number - state.numbers[FOUND]
-        if since < LISTENING:
-            return state, None
+        """Place clients that have just been measured, or that have listened for long enough."""
         clients, lines = dict(state.clients), []
-        for name, record in state.reported().items():
-            weights = record.mixture_weights()
-            if record.cluster != UNPLACED or record.role != TRAIN or weights is None:
-                continue
-            best = int(weights.argmax())
-            alone = weights[best] >= PLACED
-            clients[name] = replace(
-                record,
-                cluster=state.clusters[best] if alone else SEVERAL,
-                certainty=float(weights[best]),
-            )
-            where = f"in cluster {state.clusters[best]}" if alone else "between several clusters"
-            lines.append(f"{name} is {where}")
-        if not lines:
-            return state, None
-        sentence = f"Placed after listening: {'; '.join(sorted(lines))}."
-        return replace(state, clients=clients), {"sentence": sentence}
+        open_ = [n for n in sorted(result.records) if places.listens(before.clients[n])]
+        new = [
+            n
+            for n in open_
+            if before.clients[n].fingerprint is None and clients[n].fingerprint is not None
+        ]
+        if new and state.numbers[GROUPED] >= state.numbers[MEASURED]:
+            for name, weights in places.for_newcomers(state, new).items():
+                clients[name], line = places.settled(state, name, weights)
+                lines.append(line)
+        if is_found(before) and state.round - state.numbers[FOUND] >= LISTENING:
+            for name in sorted(set(open_) - set(new)):
+                clients[name], line = places.heard(state, name, PLACED)
+                lines += [line] if line else []
+        state = replace(state, clients=clients)
+        return state, {"sentence": "; ".join(sorted(lines))} if lines else None
 
 
-FOUND, FALLBACK = "found", "fallback"  # numbers of the state: the round in which it happened
-UNPLACED, SEVERAL = -1, -2  # in place of a cluster's id: not known yet; several of them
-
-
-def is_found(state: ServerState) -> bool:
-    """Whether the concepts have been found."""
-    return FOUND in state.numbers
-
-
-def measured_clients(state: ServerState) -> list[str]:
-    """The clients whose fingerprints have arrived, sorted."""
-    return sorted(n for n, r in state.clients.items() if r.fingerprint is not None)
-
-
-def fingerprints_of(state: ServerState, names: list[str]) -> Floats:
-    """(n, C, 1 + D)."""
-    return np.stack([np.asarray(state.clients[name].fingerprint) for name in names])
-
-
-def moved(record: ClientRecord, weights: Floats) -> ClientRecord:
-    """The record with its samples shared out by these weights, (K,)."""
-    if record.label_counts is None:
-        return record
-    counts = weights[:, None] * record.label_counts.sum(axis=0, keepdims=True)
-    return replace(record, label_counts=counts, cross_losses=None)
-
-
-def widened(record: ClientRecord, clusters: int) -> ClientRecord:
-    """The record over so many clusters, evenly where nothing is known."""
-    if record.label_counts is None or len(record.label_counts) == clusters:
-        return record
-    return moved(record, np.full(clusters, 1.0 / clusters))
-
-
-def described(found: Grouping, names: list[str], clusters: tuple[int, ...]) -> dict[str, Any]:
-    """What the metrics tell about a discovery."""
-    about: dict[str, Any] = {"sentence": found.sentence, "established": found.established}
-    if clusters:
-        about["groups"] = {
-            name: clusters[group] for name, group in zip(names, found.groups, strict=True)
-            if group >= 0
-        }  # fmt: skip
-        about["weights"] = {
-            name: [round(float(w), 3) for w in row]
-            for name, row in zip(names, found.weights, strict=True)
-        }
-    if len(names) <= MOST_SHOWN:
-        about["evidence"] = [[round(float(v), 1) for v in row] for row in found.evidence]
-        about["clients"] = names
-    return about
-
-
-MOST_SHOWN = 100  # clients whose evidence is in the metrics, which would otherwise be too large
+def with_yardstick(state: ServerState, body: Any, round_number: int) -> ServerState:
+    """The state with a network that all clients are to be measured with, from a round on."""
+    arrays = {name: array for name, array in state.arrays.items() if name != "scatter"}
+    return replace(
+        state,
+        arrays={**arrays, "yardstick": body},
+        clients={n: replace(r, fingerprint=None) for n, r in state.clients.items()},
+        numbers={**state.numbers, MEASURED: float(round_number)},
+    )

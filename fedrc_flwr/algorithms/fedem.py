@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedrc_flwr.algorithms.fedrc import FedRC, FedRCSettings
+from fedrc_flwr.algorithms.fedrc import FedRC, MixtureSettings
 from fedrc_flwr.algorithms.messages import Phase
 from fedrc_flwr.state import ServerState
 
@@ -14,7 +14,7 @@ class FedEM(FedRC):
 
     name = "fedem"
     title = "FedEM"
-    Settings = FedRCSettings
+    Settings = MixtureSettings
     keeps_places = False
 
     def phase(self, round_number: int, state: ServerState) -> Phase:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from fedrc_flwr import em
 from fedrc_flwr.adaptive import AdaptiveSettings
-from fedrc_flwr.algorithms.discovering import (
-    FALLBACK,
-    Discovering,
-    DiscoverySettings,
-)
+from fedrc_flwr.algorithms.discovering import Discovering, DiscoverySettings, beginning
 from fedrc_flwr.algorithms.messages import Broadcast, Phase
+from fedrc_flwr.algorithms.places import FALLBACK
+from fedrc_flwr.algorithms.settings import AlgorithmSettings, SharedBodySettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import AdamMoments, AdamSettings, Floats, Labels
 from fedrc_flwr.settings import key
@@ -26,8 +25,8 @@ FALLBACK_ANNEALING, FALLBACK_START = 20, 0.05
 
 
 @dataclass(frozen=True)
-class FedRCSettings(DiscoverySettings, AdaptiveSettings):
-    """Settings of FedRC."""
+class MixtureSettings(DiscoverySettings, SharedBodySettings, AdaptiveSettings):
+    """Settings of FedRC and FedEM."""
 
     clustering: str = key(
         "soft",
@@ -66,14 +65,22 @@ class FedRCSettings(DiscoverySettings, AdaptiveSettings):
         return self.clustering
 
 
+@dataclass(frozen=True)
+class FedRCSettings(MixtureSettings):
+    """Settings of FedRC, which begins with discovery."""
+
+    start: str = beginning("discover")
+
+
 class FedRC(Discovering):
     """Clients weight each sample between the clusters, corrected by the clusters' label prior."""
 
     name = "fedrc"
     title = "FedRC"
-    Settings = FedRCSettings
-    settings: FedRCSettings
+    Settings: ClassVar[type[AlgorithmSettings]] = FedRCSettings
+    settings: MixtureSettings
     trains_scored = True
+    keeps_places = True
 
     def adaptation(self, state: ServerState) -> AdaptiveSettings | None:
         """Clusters are removed and merged as set; with discovery, only if that found nothing."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrc_flwr import em
-from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.discovering import Discovering, DiscoverySettings
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
-from fedrc_flwr.algorithms.settings import ClusteredSettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.layout import Vector
@@ -22,7 +21,7 @@ PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
-class FedSoftSettings(ClusteredSettings):
+class FedSoftSettings(DiscoverySettings):
     """Settings of FedSoft."""
 
     every: int = key(2, "Rounds between two updates of the importance weights.", low=1)
@@ -30,7 +29,7 @@ class FedSoftSettings(ClusteredSettings):
     lambda_: float = key(0.1, "Strength of the pull towards the clusters' models.", low=0.0)
 
 
-class FedSoft(ClusteredAlgorithm):
+class FedSoft(Discovering):
     """Importance weights u_k every few rounds; ``loss(w) + lambda/2 sum_k u_k |w - theta_k|^2``.
 
     A client sends one network, which the server averages into every cluster by the client's

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrc_flwr.algorithms.ifca import IFCA
+from fedrc_flwr.algorithms.ifca import HardChoice
 from fedrc_flwr.algorithms.settings import SharedBodySettings
 from fedrc_flwr.algorithms.step import Step
 from fedrc_flwr.em import Floats
@@ -16,7 +16,7 @@ from fedrc_flwr.state import ClientState
 LOCAL = "local"  # the network that a client ended its last training with
 
 
-class FeSEM(IFCA):
+class FeSEM(HardChoice):
     """Like IFCA, but chosen by distance between parameters; observers choose by loss."""
 
     name = "fesem"

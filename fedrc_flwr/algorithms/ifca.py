@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.discovering import Discovering, DiscoverySettings
 from fedrc_flwr.algorithms.messages import Broadcast
 from fedrc_flwr.algorithms.settings import AlgorithmSettings, SharedBodySettings
 from fedrc_flwr.algorithms.step import Step
@@ -14,12 +16,9 @@ from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.state import ClientState
 
 
-class IFCA(ClusteredAlgorithm):
-    """A cluster's update is the mean over the clients that chose it."""
+class HardChoice(ClusteredAlgorithm):
+    """A client trains and predicts with one model, and a cluster is the mean of its clients."""
 
-    name = "ifca"
-    title = "IFCA"
-    Settings: ClassVar[type[AlgorithmSettings]] = SharedBodySettings
     absent_is_zero = False
     trains_scored = True
 
@@ -32,3 +31,16 @@ class IFCA(ClusteredAlgorithm):
         weights = np.zeros(losses.shape[1])
         weights[losses.mean(axis=0).argmin()] = 1.0
         return weights
+
+
+@dataclass(frozen=True)
+class IFCASettings(DiscoverySettings, SharedBodySettings):
+    """Settings of IFCA."""
+
+
+class IFCA(HardChoice, Discovering):
+    """A cluster's update is the mean over the clients that chose it."""
+
+    name = "ifca"
+    title = "IFCA"
+    Settings: ClassVar[type[AlgorithmSettings]] = IFCASettings

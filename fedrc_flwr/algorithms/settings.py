@@ -36,6 +36,10 @@ class AlgorithmSettings:
         """Soft or hard clustering."""
         return "soft"
 
+    def discovers(self) -> bool:
+        """Whether a run begins with discovery."""
+        return False
+
 
 @dataclass(frozen=True)
 class ClusteredSettings(AlgorithmSettings):

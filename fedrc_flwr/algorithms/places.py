@@ -1,0 +1,242 @@
+"""Where clients belong according to a grouping: their clusters, weights and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedrc_flwr.data.scenario import TRAIN
+from fedrc_flwr.discovery import grouping
+from fedrc_flwr.discovery.grouping import Grouping
+from fedrc_flwr.discovery.succession import succession
+from fedrc_flwr.em import Floats
+from fedrc_flwr.layout import Vector
+from fedrc_flwr.state import ClientRecord, Membership, ServerState
+
+#: A client's place is clear if its group has at least this weight.
+CLEAR = 0.45
+#: A client may hold several concepts if its fingerprint covers less than this share of its samples,
+#: relative to the median client: the others were left out because their labels contradict them.
+COVERED = 0.8
+#: Numbers of the state: the round in which the concepts were first found, in which the annealed
+#: E-step took over, from which clients are measured with the present yardstick, and in which they
+#: were last grouped; the next cluster's id; the share of labels on which concepts agree.
+FOUND, FALLBACK, MEASURED, GROUPED = "found", "fallback", "measured", "grouped"
+NEXT, AGREEMENT = "next-cluster", "agreement"
+#: In place of a cluster's id: not known yet; several of them; and, from the last one on downwards,
+#: this cluster, unless the client turns out to hold several concepts.
+UNPLACED, SEVERAL, PROVISIONAL = -1, -2, -3
+MOST_SHOWN = 100  # clients whose evidence is in the metrics, which would otherwise be too large
+
+
+def is_found(state: ServerState) -> bool:
+    """Whether the concepts have been found."""
+    return FOUND in state.numbers
+
+
+def listens(record: ClientRecord) -> bool:
+    """Whether a client's place is still open, so that it listens to all models."""
+    return record.role == TRAIN and (record.cluster == UNPLACED or record.cluster <= PROVISIONAL)
+
+
+def measured_clients(state: ServerState) -> list[str]:
+    """The clients whose fingerprints have arrived, sorted."""
+    return sorted(n for n, r in state.clients.items() if r.fingerprint is not None)
+
+
+def fingerprints_of(state: ServerState, names: list[str]) -> Floats:
+    """(n, C, 1 + D)."""
+    return np.stack([np.asarray(state.clients[name].fingerprint) for name in names])
+
+
+def largest_model(state: ServerState) -> Vector:
+    """The model of the cluster with the most clients."""
+    members = [r.cluster for r in state.clients.values() if r.role == TRAIN]
+    return state.models[max(state.clusters, key=members.count)]
+
+
+def regrouped(
+    state: ServerState, found: Grouping, names: list[str], round_number: int
+) -> tuple[ServerState, dict[str, Any] | None]:
+    """The state with a cluster for each group, and what to tell; None if nobody moved."""
+    first = not is_found(state)
+    one = state.clusters[0]
+    before = np.array([one if first else state.clients[name].cluster for name in names])
+    new = int(state.numbers.get(NEXT, max(state.clusters) + 1))
+    follow = succession(found.groups, before, state.clusters, new)
+    order = np.argsort(follow.clusters)  # clusters in the order of their ids
+    clusters = tuple(follow.clusters[g] for g in order)
+    rank = np.argsort(order)
+    groups = np.where(found.groups >= 0, rank[found.groups], -1)
+    weights = found.weights[:, order]
+    clients, moved_names = dict(state.clients), []
+    mixed = mixed_clients(state)
+    for row, name in enumerate(names):
+        record = clients[name]
+        clients[name] = _placed(record, weights[row], int(groups[row]), clusters, name in mixed)
+        if not first and clients[name].cluster != record.cluster >= 0:
+            moved_names.append(name)
+    for name in set(clients) - set(names):
+        clients[name] = _carried(clients[name], state, clusters, follow.heirs)
+    origin = dict(zip(follow.clusters, follow.origins, strict=True))
+    state = replace(
+        state,
+        membership=Membership(clusters, {**state.membership.merged, **follow.heirs}),
+        models={c: state.models[origin[c]] for c in clusters},
+        optimizer={
+            slot: {c: v for c in clusters if (v := vectors.get(origin[c])) is not None}
+            | {c: v for c, v in vectors.items() if c < 0}
+            for slot, vectors in state.optimizer.items()
+        },
+        clients=clients,
+        numbers={
+            **state.numbers,
+            FOUND: state.numbers.get(FOUND, float(round_number)),
+            GROUPED: float(round_number),
+            NEXT: float(max(new, *(c + 1 for c in clusters))),
+            AGREEMENT: found.agreement,
+        },
+    )
+    about = described(replace(found, groups=groups, weights=weights), names, clusters)
+    if not first:
+        if not moved_names:
+            return state, None
+        about["sentence"] += f"; measured again, {_listed(moved_names)}"
+    return state, about
+
+
+def for_newcomers(state: ServerState, names: list[str]) -> dict[str, Floats]:
+    """The weights, (K,), of clients that were measured after the others were grouped."""
+    everybody = measured_clients(state)
+    places = [state.clients[n].cluster for n in everybody]
+    groups = np.array([state.clusters.index(c) if c in state.clusters else -1 for c in places])
+    weights = grouping.place(
+        fingerprints_of(state, everybody), state.arrays["scatter"], groups, state.numbers[AGREEMENT]
+    )
+    missing = len(state.clusters) - weights.shape[1]
+    weights = np.pad(weights, ((0, 0), (0, missing)))
+    return {name: weights[everybody.index(name)] for name in names}
+
+
+def settled(state: ServerState, name: str, weights: Floats) -> tuple[ClientRecord, str]:
+    """A newcomer with its place, and what to tell; it listens if it fits none or several."""
+    record = state.clients[name]
+    if not weights.any():
+        return record, f"{name} fits none of the concepts and listens to all of them"
+    group = int(weights.argmax())
+    record = _placed(record, weights, group, state.clusters, name in mixed_clients(state))
+    if listens(record):
+        return record, f"{name} fits several concepts and listens to all of them"
+    return record, f"{name} is in cluster {record.cluster}"
+
+
+def heard(state: ServerState, name: str, most: float) -> tuple[ClientRecord, str]:
+    """A client with the place that listening gives it, and what to tell.
+
+    It has several concepts if no cluster has at least the weight ``most``. One whose place was
+    clear apart from that keeps it otherwise.
+    """
+    record = state.clients[name]
+    weights = record.mixture_weights()
+    if weights is None:
+        return record, ""
+    best = int(weights.argmax())
+    cluster = state.clusters[best]
+    if weights[best] < most:
+        shares = ", ".join(
+            f"{w:.0%} in cluster {c}" for w, c in zip(weights, state.clusters, strict=True) if w > 0
+        )
+        return replace(record, cluster=SEVERAL, certainty=float(weights[best])), (
+            f"{name} holds several concepts ({shares})"
+        )
+    if PROVISIONAL - record.cluster in state.clusters:
+        return replace(record, cluster=PROVISIONAL - record.cluster), ""
+    return replace(record, cluster=cluster, certainty=float(weights[best])), (
+        f"{name} is in cluster {cluster}, by the models that fit it"
+    )
+
+
+def mixed_clients(state: ServerState) -> set[str]:
+    """The clients whose own samples contradict each other more than is usual.
+
+    Where clients add noise to their fingerprints, nobody can tell.
+    """
+    covered = {
+        name: float(record.fingerprint[:, 0].sum()) / record.samples
+        for name, record in state.clients.items()
+        if record.fingerprint is not None and record.noise == 0 and record.samples > 0
+    }
+    usual = float(np.median(list(covered.values()))) if covered else 0.0
+    return {name for name, share in covered.items() if share < COVERED * usual}
+
+
+def _placed(
+    record: ClientRecord, weights: Floats, group: int, clusters: tuple[int, ...], mixed: bool
+) -> ClientRecord:
+    """The record with the place that its fingerprint gives it."""
+    cluster = UNPLACED
+    if record.cluster == SEVERAL and mixed:
+        cluster = SEVERAL
+    elif group >= 0 and weights[group] >= CLEAR:
+        cluster = PROVISIONAL - clusters[group] if mixed else clusters[group]
+    return replace(
+        moved(record, weights),
+        cluster=cluster,
+        certainty=float(weights[group]) if group >= 0 else 0.0,
+    )
+
+
+def _carried(
+    record: ClientRecord, state: ServerState, clusters: tuple[int, ...], heirs: dict[int, int]
+) -> ClientRecord:
+    """The record of a client that was not measured: where it was, if that cluster goes on."""
+    cluster = heirs.get(record.cluster, record.cluster)
+    if cluster in clusters:
+        weights = (np.array(clusters) == cluster).astype(np.float64)
+        return replace(moved(record, weights), cluster=cluster)
+    if record.role != TRAIN:
+        return record
+    cluster = SEVERAL if record.cluster == SEVERAL else UNPLACED
+    return replace(widened(record, len(clusters)), cluster=cluster)
+
+
+def moved(record: ClientRecord, weights: Floats) -> ClientRecord:
+    """The record with its samples shared out by these weights, (K,)."""
+    if record.label_counts is None:
+        return record
+    counts = weights[:, None] * record.label_counts.sum(axis=0, keepdims=True)
+    return replace(record, label_counts=counts, cross_losses=None)
+
+
+def widened(record: ClientRecord, clusters: int) -> ClientRecord:
+    """The record over so many clusters, evenly where nothing is known."""
+    if record.label_counts is None or len(record.label_counts) == clusters:
+        return record
+    return moved(record, np.full(clusters, 1.0 / clusters))
+
+
+def described(found: Grouping, names: list[str], clusters: tuple[int, ...]) -> dict[str, Any]:
+    """What the metrics tell about a discovery."""
+    about: dict[str, Any] = {"sentence": found.sentence, "established": found.established}
+    if clusters:
+        about["groups"] = {
+            name: clusters[group] for name, group in zip(names, found.groups, strict=True)
+            if group >= 0
+        }  # fmt: skip
+        about["weights"] = {
+            name: [round(float(w), 3) for w in row]
+            for name, row in zip(names, found.weights, strict=True)
+        }
+    if len(names) <= MOST_SHOWN:
+        about["evidence"] = [[round(float(v), 1) for v in row] for row in found.evidence]
+        about["clients"] = names
+    return about
+
+
+def _listed(names: list[str]) -> str:
+    """Who moved, in a few words."""
+    if len(names) > 3:
+        return f"{len(names)} clients moved"
+    return f"{', '.join(names)} moved"
