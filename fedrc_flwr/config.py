@@ -159,6 +159,12 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(
                 f"{name}: a setting of {section}, but algorithm = {config.algorithm!r} runs"
             )
+        field = name.partition(".")[2].replace("-", "_")
+        start = config.algorithm_settings.needs_start(field) if section == config.algorithm else ""
+        if start:
+            raise ConfigError(
+                f"{name}: only read with {section}.start = {start}; set that too, or leave it out"
+            )
     return config
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fedrc_flwr.config import (
     scenario_names,
 )
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.sgd import LocalSettings
 
 ROOT = Path(__file__).parents[1]
 KEYS = all_keys()
@@ -225,8 +227,13 @@ def test_bounds_and_choices_themselves_are_accepted(name: str, nothing: dict[str
     section = section_of(name)
     algorithm = {"algorithm": section} if section in ALGORITHMS else {}
 
+    field = name.partition(".")[2].replace("-", "_")
+    defaults = ALGORITHMS[section].Settings() if algorithm else None
+    start = defaults.needs_start(field) if defaults else ""
+    needed = {f"{section}.start": start} if start else {}
+
     for value in inside_range(name):
-        config = load_config({**nothing, **algorithm, name: value})
+        config = load_config({**nothing, **algorithm, **needed, name: value})
 
         assert config.to_dict()[name] == value
 
@@ -282,7 +289,7 @@ def test_weights_of_a_network_that_takes_none_are_refused() -> None:
 
 def test_threshold_below_which_nobody_would_train_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"local.skip-below = 0.1: expected less than 1 / clust"):
-        load_config({"fedrc.clusters": 10, "local.skip-below": 0.1})
+        load_config({"fedrc.start": "paper", "fedrc.clusters": 10, "local.skip-below": 0.1})
 
 
 def test_loggers_are_named_with_commas_and_others_refused() -> None:
@@ -368,8 +375,23 @@ def test_default_scenario_and_recipe_are_used_where_none_is_named() -> None:
 
     expected = read_scenario(RunConfig.scenario) | read_recipe(RunConfig.recipe)
     assert {name: values[name] for name in expected} == expected
-    assert values["fedrc.clusters"] == 6
-    assert values["fedrc.merge"] is True
+    assert values["fedrc.start"] == "discover"
+    assert values["local.clip"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"fedrc.clusters": 4}, "paper"),
+        ({"fedrc.annealing-rounds": 4}, "paper"),
+        ({"fedrc.merge": True}, "paper"),
+        ({"recipe": "paper", "fedrc.discover-after": 4}, "discover"),
+        ({"algorithm": "ifca", "ifca.start": "discover", "ifca.clusters": 4}, "paper"),
+    ],
+)
+def test_settings_of_the_other_start_are_refused(given: dict[str, Any], start: str) -> None:
+    with pytest.raises(ConfigError, match=f"only read with [a-z]*.start = {start}"):
+        load_config(given)
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -411,16 +433,10 @@ def test_ifca_does_not_take_over_what_the_default_recipe_says_of_fedrc() -> None
 
 
 def test_fedem_does_not_take_over_what_a_recipe_says_of_fedrc() -> None:
-    given = {"scenario": "fashion-mnist-30", "recipe": "annealed"}
+    given = {"scenario": "fashion-mnist-30", "recipe": "fedrc-adaptive"}
 
-    assert load_config(given).algorithm_settings.spread() == 0.001
-    assert load_config({**given, "algorithm": "fedem"}).algorithm_settings.spread() == 1.0
-    assert (
-        load_config(
-            {"scenario": "fashion-mnist-30", "algorithm": "fedem"}
-        ).algorithm_settings.spread()
-        == 1.0
-    )
+    assert load_config(given).algorithm_settings.models() == 6
+    assert load_config({**given, "algorithm": "fedem"}).algorithm_settings.models() == 3
 
 
 def test_a_setting_of_an_algorithm_that_does_not_run_is_refused() -> None:
@@ -527,8 +543,8 @@ def test_configuration_written_as_standard_json_loads_as_the_same(
     config = load_config({"algorithm": algorithm, "data.alpha": alpha, "run.resume": True})
 
     for one in (config, config.placed(Path("/somewhere/run"))):
-        written = json.dumps(one.to_dict(), allow_nan=False)
-        assert load_config(json.loads(written)) == one
+        written = json.dumps({**one.to_dict(), "resolved": True}, allow_nan=False)
+        assert load_config(json.loads(written)) == replace(one, resolved=True)
 
 
 def test_resolved_configuration_reads_neither_scenario_nor_recipe() -> None:
@@ -569,7 +585,7 @@ def test_from_flower_what_has_its_default_is_left_to_scenario_and_recipe() -> No
     config = from_flower(flower_defaults(**{"data.clients": 5}))
 
     assert config == load_config({"data.clients": 5})
-    assert (config.data.alpha, config.algorithm_settings.models()) == (10.0, 6)
+    assert (config.data.alpha, config.rounds) == (10.0, 60)
 
 
 def test_from_flower_what_was_set_wins() -> None:
@@ -734,7 +750,7 @@ def test_empty_section_of_a_file_sets_nothing(tmp_path: Path, content: str) -> N
     path = tmp_path / "mine.yaml"
     path.write_text(content)
 
-    assert load_config({"recipe": str(path)}).local == load_config({}).local
+    assert load_config({"recipe": str(path)}).local == LocalSettings()
 
 
 # --- key=value ----------------------------------------------------------------------------------

@@ -27,7 +27,13 @@ SWAPPED = ("c", "d")
 SMALL: dict[str, Any] = {
     "rounds": 20,
     "progress": False,
-    "fedrc": {"clusters": 2, "annealing_rounds": 6, "merge": False, "adaptive": False},
+    "fedrc": {
+        "start": "paper",
+        "clusters": 2,
+        "annealing_rounds": 6,
+        "merge": False,
+        "adaptive": False,
+    },
     "local": {"epochs": 2, "batch_size": 20},
 }
 
@@ -402,7 +408,7 @@ def test_settings_are_nested_or_dotted_with_dashes_or_underscores() -> None:
         progress=False,
         model={"hidden": 4},
         local={"learning_rate": 0.25},
-        **{"fedrc.clusters": 2, "local.batch-size": 7},
+        **{"fedrc.start": "paper", "fedrc.clusters": 2, "local.batch-size": 7},
     )
 
     config = run.trained.config.to_dict()

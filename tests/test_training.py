@@ -74,16 +74,11 @@ def column(responsibilities, k):
     [
         (0, 16, 5),
         (1, 16, 5),  # never less than 16 a step, never more than 5 epochs
-        (64, 16, 5),  # 20 * 16 / 64 = 5
-        (100, 16, 3),  # 320 / 100 = 3.2
-        (200, 16, 2),  # 200 / 20 = 10, and 320 / 200 = 1.6
-        (320, 16, 1),  # 320 / 20 = 16
-        (639, 16, 1),  # 31.95 is not yet 32, and 320 / 639 = 0.501
-        (640, 32, 1),
-        (1000, 32, 1),  # 50 lies between 32 and 64, and 640 / 1000 = 0.64
-        (1280, 64, 1),
-        (2559, 64, 1),  # 127.95
-        (2560, 128, 1),
+        (64, 16, 3),  # 200 / 64 = 3.1
+        (100, 16, 2),  # 100 / 6 = 17 is nearest to 16
+        (180, 32, 1),  # 30
+        (360, 64, 1),  # 60
+        (1000, 128, 1),  # 167
         (100_000, 128, 1),  # never more than 128 a step, never less than an epoch
     ],
 )
@@ -96,11 +91,11 @@ def test_batch_size_and_epochs_by_the_clients_size(samples, batch_size, epochs):
 @pytest.mark.parametrize(
     ("given_epochs", "given_batch", "samples", "epochs", "batch_size"),
     [
-        (3, 0, 1000, 3, 32),
-        (0, 50, 250, 4, 50),  # 20 * 50 / 250
+        (3, 0, 1000, 3, 128),
+        (0, 50, 100, 2, 50),  # 200 / 100
         (0, 50, 2000, 1, 50),
-        (0, 1, 10, 2, 1),  # a batch size that is given may be below 16
-        (0, 1000, 100, 5, 1000),  # and above 128
+        (0, 1, 100, 2, 1),  # a batch size that is given may be below 16
+        (0, 1000, 100, 2, 1000),  # and above 128
         (9, 7, 1000, 9, 7),
     ],
 )
@@ -120,7 +115,7 @@ def test_all_other_settings_stay_whatever_the_size():
 
     chosen = settings_of_run.for_samples(320)
 
-    assert chosen == replace(settings_of_run, epochs=1, batch_size=16)
+    assert chosen == replace(settings_of_run, epochs=1, batch_size=64)
 
 
 def test_an_algorithm_trains_each_client_by_its_size():
@@ -128,7 +123,7 @@ def test_an_algorithm_trains_each_client_by_its_size():
 
     small, large = (algorithm.local_settings(samples) for samples in (100, 2560))
 
-    assert (small.batch_size, small.epochs) == (16, 3)
+    assert (small.batch_size, small.epochs) == (16, 2)
     assert (large.batch_size, large.epochs) == (128, 1)
 
 

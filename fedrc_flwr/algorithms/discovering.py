@@ -77,6 +77,12 @@ class DiscoverySettings(ClusteredSettings):
         """Whether a run begins with discovery."""
         return self.start == "discover"
 
+    def needs_start(self, field: str) -> str:
+        """Discovery finds the number of clusters and needs no schedule to part them."""
+        if not self.discovers():
+            return "discover" if field == "discover_after" else ""
+        return "paper" if field in ("clusters", "initial_spread") else ""
+
     def measuring_round(self) -> int:
         """The first round in which clients are measured."""
         return self.discover_after

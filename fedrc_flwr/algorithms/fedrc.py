@@ -64,6 +64,13 @@ class MixtureSettings(DiscoverySettings, SharedBodySettings, AdaptiveSettings):
         """As set."""
         return self.clustering
 
+    def needs_start(self, field: str) -> str:
+        """The E-step's schedule and the rules of removing and merging are the paper start's."""
+        schedule = field.startswith(("annealing_", "prior_"))
+        if self.discovers() and (schedule or field in AdaptiveSettings.__dataclass_fields__):
+            return "paper"
+        return super().needs_start(field)
+
 
 @dataclass(frozen=True)
 class FedRCSettings(MixtureSettings):

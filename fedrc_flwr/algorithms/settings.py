@@ -40,6 +40,10 @@ class AlgorithmSettings:
         """Whether a run begins with discovery."""
         return False
 
+    def needs_start(self, field: str) -> str:
+        """The `start` with which alone a setting is read; empty: with any."""
+        return ""
+
 
 @dataclass(frozen=True)
 class ClusteredSettings(AlgorithmSettings):

@@ -10,10 +10,11 @@ import pytest
 from settings_of import configured
 
 from fedrc_flwr.algorithms import discovering
-from fedrc_flwr.algorithms.discovering import FALLBACK, FALLBACK_MODELS, FOUND
+from fedrc_flwr.algorithms.discovering import AGAIN, FALLBACK_MODELS
+from fedrc_flwr.algorithms.places import FALLBACK, FOUND, SEVERAL, UNPLACED
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.config import RunConfig
-from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN, Scenario
 from fedrc_flwr.engine.in_process import InProcess, in_memory, run_in_process
 from fedrc_flwr.engine.rounds import Rounds
 
@@ -105,13 +106,17 @@ def test_the_annealed_e_step_takes_over_where_nothing_is_established(monkeypatch
 
     monkeypatch.setattr(discovering.grouping, "find", undecided)
 
-    rounds, _, events = run()
+    again = AGAIN * AFTER
+    rounds, _, events = run(rounds=again + 2)
 
-    assert rounds.state.numbers[FALLBACK] == AFTER
+    # It has a second try with a better body before the E-step takes over.
+    assert rounds.state.numbers[FALLBACK] == again
     assert len(rounds.state.clusters) == FALLBACK_MODELS
-    assert [event["exponent"] for event in events][:AFTER] == [1.0] * AFTER
-    assert 0 < events[AFTER]["exponent"] < events[AFTER + 1]["exponent"] < 1
-    assert events[AFTER - 1]["discovery"]["established"] is False
+    assert [event["exponent"] for event in events][:again] == [1.0] * again
+    assert 0 < events[again]["exponent"] < events[again + 1]["exponent"] < 1
+    first, second = (events[number - 1]["discovery"] for number in (AFTER, again))
+    assert first["established"] is second["established"] is False
+    assert first["sentence"].endswith(f"the clients are measured again in round {again}")
     models = list(rounds.state.models.values())
     assert not np.allclose(models[0], models[1], atol=1e-4)
 
@@ -134,7 +139,7 @@ def test_discovery_beside_other_options(keys: dict[str, Any]) -> None:
 def test_a_client_whose_place_is_not_known_listens_to_all_models() -> None:
     rounds, carrier, _ = run()
     name = carrier.online(TRAIN)[0]
-    record = replace(rounds.state.clients[name], cluster=discovering.UNPLACED)
+    record = replace(rounds.state.clients[name], cluster=UNPLACED)
     rounds.state = replace(rounds.state, clients={**rounds.state.clients, name: record})
 
     own = rounds.algorithm.addressed(rounds.state, rounds.broadcast(6), name, training=True)
@@ -144,3 +149,78 @@ def test_a_client_whose_place_is_not_known_listens_to_all_models() -> None:
     assert len(own.models) == 3
     assert replies[name].deltas == {}
     assert replies[name].label_counts.shape == (3, 10)
+
+
+def test_a_misplaced_client_moves_when_clients_are_measured_again() -> None:
+    config = discovering_config(rounds=AGAIN * AFTER)
+    rounds, carrier = in_memory(config)
+    rounds.run(carrier, AFTER, 100, lambda state, metrics: None)
+    right = rounds.state
+    name = next(n for n, r in right.clients.items() if r.role == TRAIN and r.cluster == 0)
+    record = replace(right.clients[name], cluster=1)
+    rounds.state = replace(right, clients={**right.clients, name: record})
+    events: list[dict[str, Any]] = []
+
+    rounds.run(carrier, config.rounds, 100, lambda state, metrics: events.append(metrics))
+
+    assert events[-1]["discovery"]["sentence"].endswith(f"measured again, {name} moved")
+    assert rounds.state.clusters == right.clusters
+    assert {n: r.cluster for n, r in rounds.state.clients.items()} == {
+        n: r.cluster for n, r in right.clients.items()
+    }
+
+
+def test_nobody_who_adds_noise_is_measured_again() -> None:
+    rounds, _, _ = run(count_noise=0.001, rounds=AGAIN * AFTER + 1)
+
+    releases = {r.releases for r in rounds.state.clients.values() if r.role == TRAIN}
+    assert releases == {AGAIN * AFTER + 1 + 2}
+
+
+def test_a_client_that_joins_after_the_discovery_is_put_where_it_belongs() -> None:
+    config = discovering_config(rounds=AFTER + 1)
+    rounds, carrier = in_memory(config)
+    late = next(n for n in carrier.online(TRAIN))
+    absent = carrier.participants.pop(late)
+    rounds.run(carrier, AFTER, 100, lambda state, metrics: None)
+    carrier.participants[late] = absent
+    assert rounds.state.clients[late].cluster == UNPLACED
+    events: list[dict[str, Any]] = []
+
+    rounds.run(carrier, AFTER + 1, 100, lambda state, metrics: events.append(metrics))
+
+    pairs = concepts_and_clusters(rounds)
+    assert len(pairs) == 3
+    assert f"{late} is in cluster" in events[0]["discovery"]["sentence"]
+
+
+def test_a_client_with_two_concepts_holds_two_models() -> None:
+    config = discovering_config(rounds=12, alpha=10.0)
+    scenario = Scenario(config.data, config.seed)
+    clients = [scenario.client(index) for index in range(len(scenario))]
+    position = next(i for i, c in enumerate(clients) if c.role == TRAIN and c.truth.concept == 0)
+    client = clients[position]
+    swapped = np.arange(len(client.fit)) % 2 == 0
+    labels = np.where(swapped, 9 - client.fit.labels, client.fit.labels)
+    clients[position] = replace(client, fit=replace(client.fit, labels=labels))
+    rounds, carrier = in_memory(config, clients)
+
+    rounds.run(carrier, config.rounds, 100, lambda state, metrics: None)
+
+    others = {(r.concept, r.cluster) for n, r in rounds.state.clients.items()
+              if r.role == TRAIN and n != client.name}  # fmt: skip
+    assert len(others) == 3
+    record = rounds.state.clients[client.name]
+    weights = dict(zip(rounds.state.clusters, record.mixture_weights(), strict=True))
+    assert record.cluster == SEVERAL
+    for concept in (0, 1):
+        assert weights[dict(others)[concept]] == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", "fedem", "fedsoft"])
+def test_other_algorithms_begin_with_the_same_groups(algorithm: str) -> None:
+    rounds, _, events = run(algorithm=algorithm)
+
+    assert events[AFTER - 1]["discovery"]["sentence"].startswith("3 concepts among 12 clients")
+    assert len(rounds.state.clusters) == 3
+    assert rounds.state.numbers[FOUND] == AFTER

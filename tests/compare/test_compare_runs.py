@@ -31,7 +31,7 @@ from fedrc_flwr.simulation import Outcome, run_here
 
 TINY = ["data.clients=3", "model.hidden=4", "rounds=4", "local.epochs=1", "run.evaluate-every=2",
         "fedrc.annealing-rounds=0", "fedrc.adaptive=false", "fedrc.merge=false",
-        "fedrc.clusters=2"]  # fmt: skip
+        "fedrc.clusters=2", "fedrc.start=paper"]  # fmt: skip
 
 
 class Engine:

@@ -43,7 +43,13 @@ class MadeRun:
         self.tallies = tallies
         self.directory = directory
         self.noise = noise
-        own = {"clusters": 4, "adaptive": True, "merge": True, "annealing_rounds": 0}
+        own = {
+            "start": "paper",
+            "clusters": 4,
+            "adaptive": True,
+            "merge": True,
+            "annealing_rounds": 0,
+        }
         self.config = load_config(dotted({**own, **settings}))
         self.names = [f"ward-{i:03d}" for i in range(clients)]
         self.observers = ["observer-0"]

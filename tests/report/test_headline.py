@@ -239,7 +239,7 @@ def federation(
 #: The default recipe, shortened.
 SHORT = {
     "rounds": 24, "model.hidden": 4, "local.epochs": 2, "local.batch-size": 24,
-    "fedrc.clusters": 3, "fedrc.annealing-rounds": 8,
+    "fedrc.start": "paper", "fedrc.clusters": 3, "fedrc.annealing-rounds": 8,
 }  # fmt: skip
 
 
