@@ -3,7 +3,7 @@
 The observers of a run's scenario give random draws of their samples. A cluster means the concept
 that the training clients' largest part in it holds.
 
-fedrc simulate --scenario fashion-mnist-30 --recipe annealed --output outputs/fashion \
+fedrc simulate --scenario fashion-mnist-30 --recipe paper --output outputs/fashion \
     --set model.network=mlp --set model.hidden=128 --set data.clients=16 --set data.alpha=10 \
     --set data.samples-per-client=600 --set fedrc.annealing-rounds=15 --set rounds=40 \
     --set local.epochs=3 --set local.batch-size=32 --set local.learning-rate=0.05 \

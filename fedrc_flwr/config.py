@@ -108,6 +108,13 @@ class RunConfig:
         """The same, to continue the run in its directory."""
         return replace(self, run=self.run.resumed(after_round))
 
+    def needs_start(self, name: str) -> str:
+        """The `start` of the algorithm with which alone it reads a key; empty: it reads it."""
+        section, _, key_name = name.partition(".")
+        if section != self.algorithm:
+            return ""
+        return self.algorithm_settings.needs_start(key_name.replace("-", "_"))
+
     def to_dict(self) -> dict[str, Scalar]:
         """Every key that this run reads and its value, under dotted names."""
         values = settings.flat(self)
@@ -151,19 +158,19 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
     scenario = read_scenario(names["scenario"])
     unset = {name: value for name, value in scenario.items() if name not in user}
     refuse_code(f"scenario file {names['scenario']}", unset, (), NAME_IT)
-    values = {**scenario, **read_recipe(names["recipe"]), **user}
-    config = _build(values)
+    recipe = read_recipe(names["recipe"])
+    config = _build({**scenario, **recipe, **user})
     for name in user:
         section = name.partition(".")[0]
         if "." in name and section in ALGORITHMS and section != config.algorithm:
             raise ConfigError(
                 f"{name}: a setting of {section}, but algorithm = {config.algorithm!r} runs"
             )
-        field = name.partition(".")[2].replace("-", "_")
-        start = config.algorithm_settings.needs_start(field) if section == config.algorithm else ""
-        if start:
+    for name in {**recipe, **user}:
+        if start := config.needs_start(name):
             raise ConfigError(
-                f"{name}: only read with {section}.start = {start}; set that too, or leave it out"
+                f"{name}: only read with {config.algorithm}.start = {start}; set that too, or "
+                "leave it out"
             )
     return config
 

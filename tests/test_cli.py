@@ -215,7 +215,7 @@ def test_refusal_by_the_simulation_itself_ends_with_2(
 
 
 def test_settings_reach_the_simulation_checked(fake: Simulation, tmp_path: Path) -> None:
-    texts = ["rounds=2", "data.alpha=inf", "local.learning-rate=1e-3", "fedrc.adaptive=false"]
+    texts = ["rounds=2", "data.alpha=inf", "local.learning-rate=1e-3", "fedrc.fine-tune=true"]
     lists = ["data.concept-shares=[0.5, 0.5]", "data.corrupted-shares=[0, 0]"]
 
     result = fedrc(
@@ -229,7 +229,7 @@ def test_settings_reach_the_simulation_checked(fake: Simulation, tmp_path: Path)
     values = config.to_dict()
     assert all(isinstance(value, bool | int | float | str) for value in values.values())
     assert (values["rounds"], values["data.alpha"]) == (2, "inf")
-    assert (values["local.learning-rate"], values["fedrc.adaptive"]) == (0.001, False)
+    assert (values["local.learning-rate"], values["fedrc.fine-tune"]) == (0.001, True)
     assert config.data.shares() == (0.5, 0.5)
 
 
@@ -237,7 +237,7 @@ def test_settings_reach_the_simulation_checked(fake: Simulation, tmp_path: Path)
     ("option", "name", "content"),
     [
         ("--scenario", "scenario", "data: {clients: 5}\n"),
-        ("--recipe", "recipe", "rounds: 2\nfedrc: {clusters: 4}\n"),
+        ("--recipe", "recipe", "rounds: 2\nfedrc: {start: paper, clusters: 4}\n"),
     ],
 )
 @pytest.mark.parametrize("by_set", [True, False])
@@ -278,7 +278,7 @@ def test_what_was_chosen_is_said_before_it_starts(fake: Simulation) -> None:
     result = fedrc("simulate", "--set", "local.learning-rate=0.25")
 
     assert "fedrc on digits: 12 clients and 3 observers, 10 classes" in result.stdout
-    assert "network mlp; 3 local epochs in batches of 16, learning rate 0.25" in result.stdout
+    assert "network mlp; 2 local epochs in batches of 16, learning rate 0.25" in result.stdout
 
 
 def test_without_output_the_directory_tells_what_ran(fake: Simulation) -> None:
@@ -317,7 +317,9 @@ def test_empty_output_directory_is_taken(fake: Simulation, tmp_path: Path) -> No
 def test_resumed_run_goes_on_with_its_configuration_and_what_is_set_now(
     fake: Simulation, tmp_path: Path
 ) -> None:
-    output = finished_run(tmp_path / "run", rounds=2, seed=5, alpha="inf", clusters=4)
+    output = finished_run(
+        tmp_path / "run", rounds=2, seed=5, alpha="inf", start="paper", clusters=4
+    )
 
     result = fedrc("simulate", "--resume", "--output", str(output), "--set", "rounds=8")
 

@@ -93,7 +93,7 @@ def test_hospitals_that_swap_codes_are_found_in_a_raw_table(
     config = load_config(
         {
             "data.dataset": str(path), "data.client-column": "hospital", "model.hidden": 32,
-            "fedrc.clusters": 2, "fedrc.annealing-rounds": 10, "rounds": 20,
+            "rounds": 8,
         }
     )  # fmt: skip
     federation = Federation(config)

@@ -103,7 +103,7 @@ def scaled(settings: Settings, scale: float) -> Settings:
     shrunk = {
         name: min(int(value), math.ceil(int(value) * scale))
         for name, value in config.to_dict().items()
-        if known[name].metadata["rounds"]
+        if known[name].metadata["rounds"] and not config.needs_start(name)
     }
     return {**settings, **shrunk, **scenario_of(config.data, config.seed).smaller(scale)}
 

@@ -73,6 +73,8 @@ def _plans(c: Contents) -> list[Plan]:
         ("confusion", (1.6 + 0.4 * len(p.labels), 1.4 + 0.4 * len(p.labels)),
          lambda a: _confusion(a, c))
         if any(k.confusion for k in p.clusters) and len(p.labels) <= LABELLED_ROWS else None,
+        ("evidence", (2.2 + _height(len(h.discovery.clients)),) * 2, lambda a: _evidence(a, c))
+        if h.discovery.evidence else None,
         ("shares", wide, lambda a: _shares(a, c)) if h.shares else None,
         ("weights", (square + 1.2, 0.8 + _height(weighed)), lambda a: _weights(a, c))
         if weighed else None,
@@ -130,6 +132,23 @@ def _confusion(axes: Axes, c: Contents) -> None:
     axes.set_yticks(range(len(labels)), [literal(label) for label in labels])
     axes.tick_params(length=0)
     axes.set(xlabel="predicted", ylabel="label")
+
+
+def _evidence(axes: Axes, c: Contents) -> None:
+    found = c.history.discovery
+    values = np.array(found.evidence)
+    most = max(float(np.quantile(np.abs(values), 0.9)), 1.0)
+    drawn = axes.imshow(values, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+    names = [literal(name) for name in found.clients] if len(values) <= LABELLED_ROWS else []
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for edge in np.flatnonzero(np.diff(found.groups)) + 0.5:
+        axes.axhline(edge, color=INK, linewidth=0.8)
+        axes.axvline(edge, color=INK, linewidth=0.8)
+    bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.6)
+    bar.set_label("evidence that two clients mean the same (nats)", fontsize=8)
 
 
 def _shares(axes: Axes, c: Contents) -> None:

@@ -84,7 +84,8 @@ def headline(
     groups = _Groups(told, people)
     now = f"{title} has {counted(len(people.clusters), 'cluster')} for "
     now += f"{counted(people.training, 'client')} after {rounds}."
-    if doubts := groups.doubts():
+    discovers = config.get(f"{name}.start") == "discover"
+    if doubts := [*(_unfound(config, name, told) if discovers else []), *groups.doubts()]:
         text = f"Undecided: {'; '.join(doubts)}."
         return Headline((("undecided", text), *learning, ("progress", now)))
     if learning[0][0] == "not-learning":
@@ -97,6 +98,17 @@ def headline(
         return Headline((("one-meaning", text + _hidden(people)), *learning))
     kind, start = ("concepts", "found") if adapts else ("clusters", "trained")
     return Headline(((kind, groups.membership(f"{title} {start}", rounds, adapts)), *learning))
+
+
+def _unfound(config: dict[str, Any], name: str, told: History) -> list[str]:
+    """Why a run that begins with discovery has not found concepts yet, if it has not."""
+    found = told.discovery
+    if found.established is None:
+        after = config.get(f"{name}.discover-after")
+        return [f"the concepts are looked for from round {after} on"]
+    if not found.established:
+        return [found.said[-1][1].removeprefix("undecided: ")]
+    return []
 
 
 def _diverged(told: History, status: str, reason: str) -> str:

@@ -67,6 +67,25 @@ class Course:
 
 
 @dataclass(frozen=True)
+class Discovery:
+    """What was found out about the clients' concepts.
+
+    Parameters
+    ----------
+    said : the round and the sentence of everything that was found, in order
+    established : whether the latest grouping can be relied on; None if there is none yet
+    clients, groups : who was compared, sorted by group, and the cluster of each; -1 for none
+    evidence : (n, n), in nats, that two of them mean the same by their labels
+    """
+
+    said: list[tuple[int, str]]
+    established: bool | None
+    clients: list[str]
+    groups: list[int]
+    evidence: list[list[float]]
+
+
+@dataclass(frozen=True)
 class History:
     """A run's metrics over its rounds.
 
@@ -79,6 +98,7 @@ class History:
     annealing : whether the last round was still annealed
     undecided : what noise on the statistics hid in the last round
     courses : for each client, its weights and accuracy over the rounds
+    discovery : what was found out about concepts
     """
 
     last_round: int
@@ -97,6 +117,7 @@ class History:
     annealing: bool
     undecided: str
     courses: dict[str, Course]
+    discovery: Discovery
 
 
 ACCURACY = {
@@ -135,6 +156,30 @@ def history(events: list[Event]) -> History:
         annealing=bool(rounds) and rounds[-1].get("exponent", 1.0) != 1.0,
         undecided=str(rounds[-1].get("undecided") or "") if rounds else "",
         courses=_courses(rounds),
+        discovery=_discovery(rounds),
+    )
+
+
+def _discovery(rounds: list[Event]) -> Discovery:
+    """The latest grouping with its evidence, clients in the order of their groups."""
+    told = [(e["round"], found) for e in rounds if (found := _table(e.get("discovery")))]
+    said = [(number, str(found.get("sentence") or "")) for number, found in told]
+    grouped = [found for _, found in told if "established" in found]
+    if not grouped:
+        return Discovery(said, None, [], [], [])
+    last = grouped[-1]
+    names = [str(name) for name in last.get("clients") or []]
+    groups = _table(last.get("groups"))
+    order = sorted(range(len(names)), key=lambda i: (int(groups.get(names[i], -1)), i))
+    table = last.get("evidence") or []
+    if len(table) != len(names):
+        order, table = [], []
+    return Discovery(
+        said,
+        bool(last["established"]),
+        [names[i] for i in order],
+        [int(groups.get(names[i], -1)) for i in order],
+        [[table[i][j] for j in order] for i in order],
     )
 
 

@@ -34,10 +34,17 @@ class Terminal(Bar):
 
     def _print(self, event: Event) -> None:
         self.say(round_line(event, self._rounds))
+        if found := event.get("discovery"):
+            self.say(f"  {discovered(found['sentence'])}")
         undecided = event.get("undecided", "")
         if undecided and undecided != self._undecided:
             self.say(f"  {hidden(undecided)}")
         self._undecided = undecided
+
+
+def discovered(sentence: str) -> str:
+    """What discovery found in a round, as a sentence."""
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 def hidden(undecided: str) -> str:

@@ -63,7 +63,8 @@ def test_local_training_is_compared_with_its_models_shared() -> None:
 
 def test_scale_keeps_the_clients_size_and_takes_fewer_of_them_and_fewer_rounds() -> None:
     # 12 clients of 1437 // 12 = 119 samples, 100 rounds, 20 of them annealed, judged every 5
-    settings = scaled({"scenario": "digits"}, 0.5)
+    given = {"rounds": 100, "fedrc.start": "paper", "fedrc.annealing-rounds": 20}
+    settings = scaled({"scenario": "digits", **given}, 0.5)
 
     config = load_config(settings)
     assert (config.data.clients, config.data.samples_per_client, config.rounds) == (6, 119, 50)
@@ -78,7 +79,10 @@ def test_scale_leaves_two_clients_of_each_concept_and_one_round() -> None:
 
 
 def test_scale_never_turns_a_prior_of_some_rounds_into_one_of_all() -> None:
-    few, always = (scaled({"scenario": "digits", "fedrc.prior-rounds": n}, 0.01) for n in (30, 0))
+    few, always = (
+        scaled({"scenario": "digits", "fedrc.start": "paper", "fedrc.prior-rounds": n}, 0.01)
+        for n in (30, 0)
+    )
 
     own = [load_config(settings).to_dict()["fedrc.prior-rounds"] for settings in (few, always)]
     assert own == [1, 0]

@@ -60,8 +60,12 @@ def test_only_keys_that_differ_from_the_defaults_are_told(made: MadeRun) -> None
         ("fedrc.adaptive", "true", "false"),
         ("fedrc.clusters", "4", "3"),
         ("fedrc.merge", "true", "false"),
+        ("fedrc.start", "paper", "discover"),
+        ("local.clip", "1.0", "0.0"),
+        ("local.learning-rate", "0.05", "0.1"),
         ("model.network", "mlp", "empty"),
         ("rounds", "9", "100"),
+        ("server.optimizer", "momentum", "sgd"),
     ]
     assert module.changed(RunConfig().to_dict()) == []
 

@@ -176,6 +176,56 @@ function failuresChart(look, c, picked) {
   };
 }
 
+// --- discovery ----------------------------------------------------------------------------------
+
+// Clients against clients, sorted by group: blue where two mean the same by their labels, red where
+// they contradict each other.
+function evidenceChart(look, c) {
+  const found = c.history.discovery;
+  const count = found.clients.length;
+  if (!count) return null;
+  const sizes = found.evidence.flat().map(Math.abs).sort((a, b) => a - b);
+  const most = Math.max(1, sizes[Math.floor(0.9 * (sizes.length - 1))]);
+  const names = look.narrow ? 84 : 150;
+  const high = Math.max(4, Math.min(22, Math.floor(720 / count)));
+  const edges = found.groups.flatMap((group, i) => (i && group !== found.groups[i - 1] ? [i] : []));
+  return {
+    height: 40 + high * count,
+    ...base(look, "item", (p) => tip(found.clients[p.value[1]] + " and " + found.clients[p.value[0]], [
+      ["evidence that they mean the same", p.value[2].toFixed(1) + " nats"],
+      ["groups", found.groups[p.value[1]] + " and " + found.groups[p.value[0]]],
+    ])),
+    grid: { left: names, right: 12, top: 12, bottom: 12 },
+    xAxis: categories(look, found.clients, { axisLabel: { show: false } }),
+    yAxis: categories(look, found.clients, {
+      inverse: true, axisLabel: { show: high >= 11, interval: 0, ...clip(look) },
+    }),
+    series: [
+      {
+        type: "custom", name: "evidence", progressive: 0,
+        data: found.evidence.flatMap((row, y) => row.map((v, x) => [x, y, v])),
+        renderItem: (params, api) => {
+          const [width, height] = api.size([1, 1]);
+          const [middle, centre] = api.coord([api.value(0), api.value(1)]);
+          const left = Math.round(middle - width / 2);
+          const top = Math.round(centre - height / 2);
+          const gap = (i) => (edges.includes(i + 1) ? 2 : 0);
+          const strength = Math.min(1, Math.abs(api.value(2)) / most);
+          return {
+            type: "rect",
+            shape: {
+              x: left, y: top,
+              width: Math.round(middle + width / 2) - left - gap(api.value(0)),
+              height: Math.round(centre + height / 2) - top - gap(api.value(1)),
+            },
+            style: { fill: fade(api.value(2) < 0 ? "#b3261e" : "#2f6fb3", 0.05 + 0.95 * strength) },
+          };
+        },
+      },
+    ],
+  };
+}
+
 // --- clusters -----------------------------------------------------------------------------------
 
 const rowHeight = (rows, most) => Math.max(3, Math.min(most, Math.floor(1100 / Math.max(1, rows))));
@@ -437,6 +487,8 @@ const CHARTS = [
   ["client-confusion", "Its confusion", "test samples by label (rows) and predicted label",
     "It sends no counts of its predictions, or there are too many clients to show them.",
     (look, c, picked, chosen) => (chosen ? confusionOption(look, chosen.confusion, c.population.labels) : null)],
+  ["evidence", "Evidence between the clients", "sorted by group; blue: they mean the same by their labels, red: they contradict each other",
+    "Nothing was looked for, or there are too many clients to show it.", evidenceChart],
   ["shares", "Shares of the clusters", "of all samples; dashed: a cluster was removed or merged", "No round has ended yet.", sharesChart],
   ["weights", "Mixture weights", "clients by cluster; the stronger the colour, the larger the weight", "No client has reported yet.", weightsChart],
   ["concepts", "Concepts", "samples by true concept and cluster", "The true concepts of this data are not known.",

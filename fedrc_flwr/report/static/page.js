@@ -64,6 +64,7 @@
       return row;
     }));
     $("#notes").replaceChildren(...c.notes.map((note) => make("li", note)));
+    $("#said").replaceChildren(...c.history.discovery.said.map(([at, text]) => make("li", `round ${at}: ${text}`)));
     const changes = new Map();
     for (const g of c.history.changes) changes.set(g.round, [...(changes.get(g.round) || []), g.text]);
     $("#changes").replaceChildren(...[...changes].map(([at, texts]) => make("li", `round ${at}: ${texts.join(", ")}`)));
