@@ -2,9 +2,8 @@
 
 Besides ``arrays`` and ``records``, this is the only module of the library that imports Flower.
 Every network is one flat vector, because in a deployment each array is a separate request. In half
-precision, parameters are divided by the largest of them and sent as float16, together with that
-scale. Running statistics are always sent as float32: rounding an update could make a variance
-negative, and a large variance would leave the parameters with few digits.
+precision, parameters are divided by the largest of them and sent as float16 with that scale.
+Running statistics are always sent as float32: rounding could make a variance negative.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ def encode_broadcast(broadcast: Broadcast, layout: str, half: bool = False) -> R
             "compares": broadcast.phase.compares,
             "measures": broadcast.phase.measures,
             "listens": broadcast.phase.listens,
+            "passes": broadcast.phase.passes,
             "clusters": list(membership.clusters),
             "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
             "parameters": broadcast.parameters,
@@ -110,14 +110,16 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         parameters=_ints(config, "parameters")[0],
         body_parameters=_ints(config, "body-parameters")[0],
         label_prior=unpack(record_of(content, "statistics", ArrayRecord)["label-prior"]),
-        phase=Phase(
-            float(str(config["exponent"])),
-            *(bool(config[n]) for n in ("pooled", "prior", "compares", "measures", "listens")),
-        ),
+        phase=_phase(config),
         assigned=_ints(config, "assigned")[0],
         yardstick=models.get(_array_name(YARDSTICK)),
         cohort=_ints(config, "cohort")[0],
     )
+
+
+def _phase(config: ConfigRecord) -> Phase:
+    flags = {n: bool(config[n]) for n in ("pooled", "prior", "compares", "measures", "listens")}
+    return Phase(float(str(config["exponent"])), **flags, passes=_ints(config, "passes")[0])
 
 
 def encode_reply(reply: Reply, broadcast: Broadcast, half: bool = False) -> RecordDict:

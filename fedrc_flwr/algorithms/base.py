@@ -66,6 +66,7 @@ class ClusteredAlgorithm(ServerHalf):
         if self.settings.mode() == "hard-train":
             weights = em.harden(responsibilities)
         settings = self.local_settings(len(client.fit))
+        settings = replace(settings, epochs=settings.epochs * step.broadcast.phase.passes)
         inputs, labels = client.tensors(client.fit)
         active = active_clusters(weights, settings)
         if client.noise > 0:

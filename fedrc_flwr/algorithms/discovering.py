@@ -32,13 +32,16 @@ from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 #: A client that listened is placed if one cluster has at least this weight; else it keeps several.
-PLACED = 0.75
+PLACED = 0.65
 #: Rounds for which clients listen before they are placed.
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
 ENOUGH = 0.8
 #: Clients are measured again after this many times as many rounds as before.
 AGAIN = 3
+#: Times as many local epochs as usual before the concepts are found, unless their number is set:
+#: fingerprints need a body that tells inputs apart, and one model is cheap.
+WARM_UP = 3
 #: Models of the annealed E-step where nothing can be discovered; it removes and merges some.
 FALLBACK_MODELS = 6
 #: Standard deviation, relative to the model's own, by which models start apart without groups.
@@ -124,6 +127,16 @@ class Discovering(ClusteredAlgorithm):
         if record.cluster in state.clusters:
             return own.narrowed((record.cluster,))
         return replace(own, phase=replace(own.phase, listens=places.listens(record) and training))
+
+    def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
+        """As always; clients train more before the concepts are found."""
+        broadcast = super().broadcast(state, round_number, classes)
+        warm_up = (
+            self.settings.discovers() and not is_found(state) and FALLBACK not in state.numbers
+        )
+        if not warm_up or not self.local.chooses_epochs():
+            return broadcast
+        return replace(broadcast, phase=replace(broadcast.phase, passes=WARM_UP))
 
     def _measures(self, state: ServerState, record: ClientRecord, round_number: int) -> bool:
         if state.numbers.get(FALLBACK) or self._released(state, round_number):

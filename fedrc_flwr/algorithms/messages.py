@@ -33,6 +33,7 @@ class Phase:
     measures : whether the client sends its fingerprint
     listens : whether the client only reports its mixture weights, and trains nothing
     decides : whether all models are compared, so that everybody receives them
+    passes : how many times as many local epochs as usual the round has
     """
 
     exponent: float = 1.0
@@ -42,6 +43,7 @@ class Phase:
     measures: bool = False
     listens: bool = False
     decides: bool = False
+    passes: int = 1
 
     def releases(self) -> int:
         """How many statistics a client sends in such a round of training."""

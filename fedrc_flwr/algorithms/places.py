@@ -19,7 +19,7 @@ from fedrc_flwr.state import ClientRecord, Membership, ServerState
 CLEAR = 0.45
 #: A client may hold several concepts if its fingerprint covers less than this share of its samples,
 #: relative to the median client: the others were left out because their labels contradict them.
-COVERED = 0.8
+COVERED = 0.75
 #: Numbers of the state: the round in which the concepts were first found, in which the annealed
 #: E-step took over, from which clients are measured with the present yardstick, and in which they
 #: were last grouped; the next cluster's id; the share of labels on which concepts agree.

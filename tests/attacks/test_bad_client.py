@@ -34,7 +34,7 @@ Change = Callable[[Message], None]
 def run(directory: Path, start: str, attack: Any = None, **settings: Any) -> ServerState:
     """A run in which client-1 attacks; without an attack, it is not there."""
     given = {**SETTINGS, **STARTS[start], **settings}
-    config = load_config(given).placed(directory)
+    config = load_config({"server.max-norm": 1.5, **given}).placed(directory)
     grid = InMemoryGrid(7, dict(config.to_dict()))
     if attack is None:
         grid.offline.add(101)
