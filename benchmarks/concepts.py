@@ -43,7 +43,7 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "thirty": THIRTY,
     "thirty-cnn": {"scenario": "fashion-mnist-30", "rounds": 40},
     "three-hundred": {
-        "scenario": "fashion-mnist", "data.samples-per-client": 200, "rounds": 5, **MLP,
+        "scenario": "fashion-mnist", "data.samples-per-client": 200, "rounds": 16, **MLP,
     },
     "label-shift": {**ONE, "data.corrupted-shares": "0"},
     "feature-shift": {**ONE, "data.corrupted-shares": "1", "data.alpha": "inf"},
