@@ -166,8 +166,10 @@ def load_config(given: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(
                 f"{name}: a setting of {section}, but algorithm = {config.algorithm!r} runs"
             )
-    for name in {**recipe, **user}:
-        if start := config.needs_start(name):
+    known = all_keys()
+    for name, value in {**recipe, **user}.items():
+        start = config.needs_start(name)
+        if start and not _is(value, known[name].default):
             raise ConfigError(
                 f"{name}: only read with {config.algorithm}.start = {start}; set that too, or "
                 "leave it out"

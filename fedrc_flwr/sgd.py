@@ -108,6 +108,10 @@ class LocalSettings:
         epochs = self.epochs or min(max(round(USUAL_SAMPLES / max(samples, 1)), 1), MOST_EPOCHS)
         return replace(self, batch_size=batch, epochs=epochs)
 
+    def repeated(self, times: int) -> LocalSettings:
+        """The same with so many times as many epochs."""
+        return replace(self, epochs=self.epochs * times)
+
     def chooses_epochs(self) -> bool:
         """Whether the number of epochs follows from a client's size."""
         return self.epochs == 0

@@ -3,7 +3,7 @@
 Besides ``arrays`` and ``records``, this is the only module of the library that imports Flower.
 Every network is one flat vector, because in a deployment each array is a separate request. In half
 precision, parameters are divided by the largest of them and sent as float16 with that scale.
-Running statistics are always sent as float32: rounding could make a variance negative.
+Running statistics stay float32: rounding could make a variance negative.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
 
 
 def _phase(config: ConfigRecord) -> Phase:
+    """What kind of round a broadcast's values say."""
     flags = {n: bool(config[n]) for n in ("pooled", "prior", "compares", "measures", "listens")}
     return Phase(float(str(config["exponent"])), **flags, passes=_ints(config, "passes")[0])
 
@@ -176,7 +177,7 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
     }
     if broadcast.body is not None:
         sizes[_array_name(BODY)] = (BODY, broadcast.body_parameters, len(broadcast.body))
-    refuse_unknown(config, [*REPLY_KEYS, *map(_scale_name, sizes)], "values")
+    refuse_unknown(config, [*REPLY_KEYS, *(f"scale-{name}" for name in sizes)], "values")
     deltas: dict[int, Vector] = {}
     arrays = record_of(content, "deltas", ArrayRecord)
     for name in arrays:
@@ -284,7 +285,7 @@ def _packed(
         if half:
             parameters, statistics = np.split(vector, [_parameters(broadcast, cluster)])
             scale = float(np.abs(parameters).max(initial=0.0)) or 1.0
-            scales[_scale_name(name)] = scale
+            scales[f"scale-{name}"] = scale
             arrays[name] = VectorArray((parameters / np.float32(scale)).astype(np.float16))
             if len(statistics):
                 arrays[name + STATISTICS] = VectorArray(statistics)
@@ -331,15 +332,11 @@ def _rescaled(values: NDArray[Any], name: str, config: ConfigRecord) -> Vector:
     """A vector as it was before it was packed."""
     if values.dtype != np.float16:
         return values
-    scale = config.get(_scale_name(name))
+    scale = config.get(f"scale-{name}")
     if not isinstance(scale, float) or not 0 < scale <= float(np.finfo(np.float32).max):
         raise WireError(f"{name!r} travels in half precision with a scale of {scale!r}")
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         return values.astype(np.float32) * np.float32(scale)
-
-
-def _scale_name(array_name: str) -> str:
-    return f"scale-{array_name}"
 
 
 def _array_name(cluster: int) -> str:

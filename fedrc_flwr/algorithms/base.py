@@ -65,8 +65,7 @@ class ClusteredAlgorithm(ServerHalf):
         weights, client = responsibilities, step.client
         if self.settings.mode() == "hard-train":
             weights = em.harden(responsibilities)
-        settings = self.local_settings(len(client.fit))
-        settings = replace(settings, epochs=settings.epochs * step.broadcast.phase.passes)
+        settings = self.local_settings(len(client.fit)).repeated(step.broadcast.phase.passes)
         inputs, labels = client.tensors(client.fit)
         active = active_clusters(weights, settings)
         if client.noise > 0:

@@ -23,8 +23,8 @@ browser_module = pytest.importorskip("browser", reason="selenium is not installe
 Browser = browser_module.Browser
 
 ALL = {
-    "accuracy", "loss", "confusion", "shares", "weights", "concepts", "styles", "classes", "prior",
-    "failures", "seconds", "traffic", "epsilon",
+    "accuracy", "loss", "confusion", "evidence", "shares", "weights", "concepts", "styles",
+    "classes", "prior", "failures", "seconds", "traffic", "epsilon",
 }  # fmt: skip
 #: For each figure: how many things its series hold, and how many pixels are not background.
 COUNT = """

@@ -102,6 +102,8 @@ class MadeRun:
             "weights": {name: self.weights(i) for i, name in enumerate(self.names)},
             "failed": failed, "epsilon": 0.1 * self.round, "elapsed": 1.5 * self.round,
         }  # fmt: skip
+        if self.round == 1 and len(self.names) <= 100:
+            metrics["discovery"] = self.discovery()
         if self.round % 2 == 0:
             everybody = [*self.names, *self.observers]
             metrics |= {
@@ -115,6 +117,15 @@ class MadeRun:
             if self.tallies:
                 metrics |= self.judged()
         return metrics
+
+    def discovery(self) -> dict[str, Any]:
+        """Two groups: clients 0, 3, 6 ... and the others, which contradict them by four nats."""
+        groups = {name: 0 if i % 3 == 0 else 2 for i, name in enumerate(self.names)}
+        same = [[5.0 if groups[a] == groups[b] else -4.0 for b in groups] for a in groups]
+        return {
+            "sentence": f"2 concepts among {len(groups)} clients", "established": True,
+            "groups": groups, "clients": self.names, "evidence": same,
+        }  # fmt: skip
 
     def judged(self) -> dict[str, Any]:
         """What is evaluated depends on the clusters alone."""

@@ -79,6 +79,18 @@ def test_no_path_of_the_machine_reaches_the_page(tmp_path: Path) -> None:
     assert "/home/ann" not in found
 
 
+def test_evidence_is_sorted_by_group(made: MadeRun) -> None:
+    made.play(2)
+
+    found = gather(made.directory).history.discovery
+
+    assert found.said == [(1, "2 concepts among 6 clients")]
+    assert found.established is True
+    assert found.clients == ["ward-000", "ward-003", "ward-001", "ward-002", "ward-004", "ward-005"]
+    assert found.groups == [0, 0, 2, 2, 2, 2]
+    assert found.evidence[0] == [5.0, 5.0, -4.0, -4.0, -4.0, -4.0]
+
+
 def test_series_and_changes(made: MadeRun) -> None:
     made.play(6)
 

@@ -125,8 +125,8 @@ def test_every_figure_as_png_and_svg(tmp_path: Path) -> None:
 
     written = draw_figures(gather(made.directory), tmp_path / "figures")
 
-    names = ["accuracy", "classes", "concepts", "confusion", "epsilon", "failures", "loss", "prior",
-             "seconds", "shares", "styles", "traffic", "weights"]  # fmt: skip
+    names = ["accuracy", "classes", "concepts", "confusion", "epsilon", "evidence", "failures",
+             "loss", "prior", "seconds", "shares", "styles", "traffic", "weights"]  # fmt: skip
     assert sorted(p.name for p in written) == sorted(
         f"{n}.{k}" for n in names for k in ("png", "svg")
     )
@@ -166,7 +166,7 @@ def test_report_command_names_what_it_made(made: MadeRun, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
         f"report in {made.directory / 'report.html'}",
-        f"24 pictures in {tmp_path / 'f'}",
+        f"26 pictures in {tmp_path / 'f'}",
     ]
 
 

@@ -57,6 +57,16 @@ def test_line_says_what_else_happened(more: dict[str, Any], text: str) -> None:
     assert text not in round_line(EVENT, rounds=10)
 
 
+def test_what_was_found_is_said_below_the_round() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    found = {"sentence": "3 concepts among 12 clients, in groups of 6, 3, 3"}
+
+    with Terminal(10, console) as terminal:
+        terminal.show({**EVENT, "discovery": found})
+
+    assert "3 concepts among 12 clients, in groups of 6, 3, 3." in console.file.getvalue()
+
+
 @pytest.mark.parametrize("key", ["local_accuracy", "global_accuracy", "epsilon"])
 def test_number_that_is_missing_is_left_out(key: str) -> None:
     assert round_line({**EVENT, key: None}, rounds=10) == round_line(EVENT, rounds=10)

@@ -296,11 +296,14 @@ def test_what_a_repeated_round_released_still_counts(tmp_path: Path) -> None:
 def test_an_update_of_any_length_is_left_out_without_a_repetition(
     tmp_path: Path, algorithm: str
 ) -> None:
-    run, grid = make_run(tmp_path, nodes=4, **{**THREE, "algorithm": algorithm, "rounds": 4})
+    run, grid = make_run(
+        tmp_path, nodes=4, **{**THREE, "algorithm": algorithm, "rounds": 4, "max-norm": 1.5}
+    )
     grid.behaviours[101] = on_training(with_delta(lambda v: np.full_like(v, 1e12)))
     clean, clean_grid = make_run(
         tmp_path / "clean", nodes=4,
-        **{**THREE, "algorithm": algorithm, "rounds": 4, "min-clients": 2},
+        **{**THREE, "algorithm": algorithm, "rounds": 4, "min-clients": 2,
+           "max-norm": 1.5},
     )  # fmt: skip
     clean_grid.offline.add(101)
 
