@@ -25,7 +25,7 @@ from bare import machine
 from tables import dealt
 
 from fedrc_flwr.algorithms import places
-from fedrc_flwr.config import load_config
+from fedrc_flwr.config import load_config, parse_setting
 from fedrc_flwr.discovery import grouping
 from fedrc_flwr.discovery.grouping import Grouping
 from fedrc_flwr.em import Floats
@@ -138,10 +138,10 @@ ROWS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-def run(federation: str, row: str, seed: int) -> dict[str, Any]:
+def run(federation: str, row: str, seed: int, changed: dict[str, Any]) -> dict[str, Any]:
     """One run, from beginning to end."""
     chosen, wrapped = ROWS[row]
-    config = load_config({**settings(federation, seed), **chosen})
+    config = load_config({**settings(federation, seed), **chosen, **changed})
     rounds, carrier = in_memory(config)
     events: list[dict[str, Any]] = []
     started = time.process_time()
@@ -152,8 +152,9 @@ def run(federation: str, row: str, seed: int) -> dict[str, Any]:
     sentences = [f"{event['round']}: {event['discovery']['sentence']}" for event in grouped]
     return {
         "federation": federation,
-        "row": row,
+        "row": named(row, changed),
         "seed": seed,
+        "epsilon": last.get("epsilon"),
         "rounds": config.rounds,
         "clusters": len({r.cluster for r in state.clients.values() if r.cluster >= 0})
         if places.is_found(state)
@@ -166,6 +167,11 @@ def run(federation: str, row: str, seed: int) -> dict[str, Any]:
         "said": sentences,
         "seconds": round(time.process_time() - started),
     }  # fmt: skip
+
+
+def named(row: str, changed: dict[str, Any]) -> str:
+    """The row with what was set."""
+    return ", ".join([row, *(f"{name} = {value}" for name, value in changed.items())])
 
 
 def summary(runs: list[dict[str, Any]]) -> None:
@@ -197,20 +203,22 @@ def main() -> None:
     parser.add_argument("--federations", default="")
     parser.add_argument("--rows", default="found")
     parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--set", action="append", default=[], dest="changed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("outputs/concepts.jsonl"))
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    changed = dict(parse_setting(text) for text in options.changed)
     known = options.results.read_text().splitlines() if options.results.exists() else []
     runs = [json.loads(line) for line in known]
     done = {(r["federation"], r["row"], r["seed"]) for r in runs}
     for federation in filter(None, options.federations.split(",")):
         for seed in map(int, options.seeds.split(",")):
             for row in options.rows.split(","):
-                if (federation, row, seed) in done:
+                if (federation, named(row, changed), seed) in done:
                     continue
-                result = run(federation, row, seed)
+                result = run(federation, row, seed, changed)
                 options.results.parent.mkdir(parents=True, exist_ok=True)
                 with options.results.open("a") as file:
                     file.write(json.dumps(result) + "\n")
