@@ -27,6 +27,8 @@ ALIKE = 0.05
 RARE = 0.05
 #: Accuracy of a constant answer above which class weights are suggested.
 LOPSIDED = 0.8
+#: Certainty below which the least certain client is named.
+UNSURE = 0.9
 #: How often the loss of the first round makes a run diverged.
 DIVERGED = 2.0
 LISTED_CLUSTERS, LISTED_NAMES = 6, 6
@@ -251,9 +253,8 @@ class _Groups:
             more = len(names) - LISTED_NAMES
             listed = ", ".join(names[:LISTED_NAMES]) + f" and {more} more" * (more > 0)
             parts.append(f"{named} ({counted(len(names), 'client')}: {listed})")
-        weights = [max(c.weights or [0.0]) for c in self._placed.values()]
         text += f": {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}."
-        text += f" Each has a weight of at least {min(weights):.2f} in its cluster"
+        text += self._sureness()
         if self._stray:
             strays = ", ".join(
                 f"{c.name}: {max(c.weights or [0.0]):.2f}" for c in self._stray[:LISTED_NAMES]
@@ -261,6 +262,17 @@ class _Groups:
             strays += ", ..." * (len(self._stray) > LISTED_NAMES)
             text += f", except {counted(len(self._stray), 'client')} between clusters ({strays})"
         return f"{text}."
+
+    def _sureness(self) -> str:
+        """How sure the places are: by discovery, which sends one model, or by the weights."""
+        placed = self._placed.values()
+        certain = [(c.certainty, c.name) for c in placed if c.certainty is not None]
+        if not certain:
+            least = min(max(c.weights or [0.0]) for c in placed)
+            return f" Each has a weight of at least {least:.2f} in its cluster"
+        least, name = min(certain)
+        text = f" The evidence for each client's cluster has a certainty of at least {least:.2f}"
+        return text + f" ({name})" * (least < UNSURE)
 
 
 def parted(clusters: dict[str, Any], a: int, b: int) -> bool | None:

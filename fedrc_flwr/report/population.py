@@ -29,7 +29,7 @@ class Client:
 
     ``cluster`` is the likeliest one (-1: not known yet), ``weights`` follow the living clusters.
     ``scores`` are those of its latest evaluation. ``confusion`` and ``right`` are the counts behind
-    them: see ``Tallies``.
+    them: see ``Tallies``. ``certainty`` is how sure discovery is of the cluster, if it ran.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Client:
     scores: dict[str, float] = field(default_factory=dict)
     confusion: Triples | None = None
     right: dict[str, int] = field(default_factory=dict)
+    certainty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def _client(
         scores={key: short(judged[key]) for key in SCORES if judged.get(key) is not None},
         confusion=tallies.confusion.get(name),
         right=tallies.right.get(name, {}),
+        certainty=short(record.certainty) if record.certainty > 0 else None,
     )
 
 

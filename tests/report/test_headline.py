@@ -200,6 +200,14 @@ def test_one_model_has_no_clusters() -> None:
     assert pfedme.startswith("pFedMe trained a model for each of 2 clients in 9 rounds.")
 
 
+def test_discovery_says_how_certain_the_places_are(tmp_path: Path) -> None:
+    text = sentence(tmp_path, federation(tmp_path, flipped=2), rounds=6)
+
+    assert text.startswith("FedRC found 2 concepts among 6 clients in 6 rounds")
+    assert "The evidence for each client's cluster has a certainty of at least" in text
+    assert "weight of at least" not in text
+
+
 def test_parting_by_hand() -> None:
     """Own models are right on 180 of 200 and the others' on 20; or on 90 of 100 and 80."""
     assert parted(APART, 0, 2) is True
