@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
 
 ONLINE, REMOVED = "online", "unregistered"
+#: The status of a run that a SuperLink does not know, because its database was lost.
+FORGOTTEN = "forgotten"
 T = TypeVar("T")
 
 
@@ -66,6 +68,10 @@ class FlowerRun:
         return self.status.startswith("finished")
 
 
+class Unknown(RunError):
+    """The SuperLink answers that it does not know what it was asked about."""
+
+
 class Server(Protocol):
     """Where a control interface is: a server's file, or the way to it from elsewhere."""
 
@@ -109,10 +115,32 @@ def runs_of(file: Server) -> list[FlowerRun]:
         FlowerRun(
             run.run_id,
             str(run.override_config.get("run.name", "")),
-            ":".join(part for part in (run.status.status, run.status.sub_status) if part),
+            _in_words(run.status.status, run.status.sub_status),
         )
         for run in reversed(runs)
     ]
+
+
+def status_of(file: Server, run_id: str) -> str:
+    """How a run stands, see ``FlowerRun``; nothing while the SuperLink does not answer."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    number = int(run_id)
+    try:
+        answer = _ask(
+            file.flower, file.inner_ca, "runs",
+            lambda client: client.ListRuns(ListRunsRequest(run_id=number)),
+        )  # fmt: skip
+    except Unknown:
+        return FORGOTTEN
+    except RunError:
+        return ""
+    status = answer.run_dict[number].status
+    return _in_words(status.status, status.sub_status)
+
+
+def _in_words(status: str, sub_status: str) -> str:
+    return ":".join(part for part in (status, sub_status) if part)
 
 
 def find_node(nodes: list[Node], wanted: str) -> Node:
@@ -182,7 +210,8 @@ def _ask(address: Address, ca: Path | None, what: str, call: Callable[[ControlHt
         ) as client:
             return call(client)
     except httpx.HTTPStatusError as error:
-        raise RunError(
+        kind = Unknown if error.response.status_code == httpx.codes.NOT_FOUND else RunError
+        raise kind(
             f"the {what} cannot be listed: the SuperLink at {address} says: {_said(error.response)}"
         ) from None
     except (httpx.HTTPError, ValueError, OSError) as error:

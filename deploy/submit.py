@@ -6,10 +6,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.control import Node, Server, nodes_of
+from deploy.control import FORGOTTEN, Node, Server, nodes_of, status_of
 from deploy.files import SuperLinkFile
 from fedrc_flwr import flower
 from fedrc_flwr.config import RunConfig
@@ -17,7 +18,7 @@ from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY, Event, MetricsTail, read_json
 from server_app.names import write_names
 
-STATUS_SECONDS = 15.0
+STATUS_SECONDS = 5.0
 NODES_SECONDS = 5.0
 PENDING_SECONDS = 30.0  # after which a run should have been picked up
 STOPPED = "it was stopped"
@@ -65,7 +66,8 @@ def run(
             patience = PATIENCE_SECONDS if attempt else 0.0
             run_id = _hand_in(control, source, config, patience)
             on_event({"event": "submitted", "run_id": run_id})
-            reason = follow(control, run_id, directory, on_event, lookout.look)
+            ask, log = partial(status_of, file, run_id), partial(control.log, run_id)
+            reason = follow(ask, log, directory, on_event, lookout.look)
             if not reason:
                 return Submitted(True, directory, read_json(directory / SUMMARY), "")
             if reason == STOPPED:
@@ -124,15 +126,19 @@ class Lookout:
 
 
 def follow(
-    control: flower.Control,
-    run_id: str,
+    ask: Callable[[], str],
+    log: Callable[[], str],
     directory: Path,
     on_event: Callable[[Event], None],
     look: Callable[[], None] = lambda: None,
 ) -> str:
     """Pass the run's metrics on until it has ended; returns why it failed, or nothing.
 
-    ``look`` is called every now and then until the first round has ended.
+    Parameters
+    ----------
+    ask : the run's status, see ``control.status_of``
+    log : what the run's ServerApp printed
+    look : called every now and then until the first round has ended
     """
     tail = MetricsTail(directory / METRICS)
     started = asked = answered = looked = time.monotonic()
@@ -147,9 +153,11 @@ def follow(
         ended = (directory / SUMMARY).exists()
         if ended or time.monotonic() - asked > STATUS_SECONDS:
             asked = time.monotonic()
-            status = control.status(run_id)
+            status = ask()
             if status.startswith("finished"):
                 break
+            if status == FORGOTTEN:
+                return "the SuperLink does not know the run any more: its database was lost"
             if status:
                 answered = time.monotonic()
             elif time.monotonic() - answered > PATIENCE_SECONDS:
@@ -167,5 +175,5 @@ def follow(
         return ""
     if summary.get("reason"):
         return str(summary["reason"])
-    lines = [line for line in control.log(run_id).splitlines() if line.strip()]
+    lines = [line for line in log().splitlines() if line.strip()]
     return f"Flower reports {status}: " + "\n".join(lines[-10:])

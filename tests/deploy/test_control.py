@@ -14,7 +14,7 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.control import ControlHttpClient
 from loopback import make_inner_certificates, superlink_file
 
-from deploy.control import FlowerRun, Node, find_node, nodes_of, runs_of
+from deploy.control import FORGOTTEN, FlowerRun, Node, find_node, nodes_of, runs_of, status_of
 from deploy.files import SuperLinkFile
 from fedrc_flwr.errors import ConfigError, RunError
 
@@ -70,6 +70,36 @@ def test_runs_have_the_names_that_they_were_submitted_under(
         FlowerRun(5, "first", "finished:stopped"),
         FlowerRun(9, "", "pending"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (RunStatus(status="pending"), "pending"),
+        (RunStatus(status="finished", sub_status="completed"), "finished:completed"),
+        (404, FORGOTTEN),
+        (503, ""),
+        (httpx.ConnectError("nobody there"), ""),
+    ],
+)
+def test_the_status_of_a_run_is_told_apart_from_a_server_that_does_not_answer(
+    status: Any, expected: str, file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def list_runs(client: ControlHttpClient, request: Any) -> ListRunsResponse:
+        asked.append(request.run_id)
+        if isinstance(status, httpx.HTTPError):
+            raise status
+        if isinstance(status, int):
+            refused = httpx.Response(status, request=httpx.Request("POST", "https://here"))
+            refused.raise_for_status()
+        return ListRunsResponse(run_dict={7: run(7, "2026-01-01", status)})
+
+    monkeypatch.setattr(ControlHttpClient, "ListRuns", list_runs)
+
+    assert status_of(file, "7") == expected
+    assert asked == [7]
 
 
 def test_a_server_that_refuses_is_no_empty_list(

@@ -12,7 +12,7 @@ import pytest
 from loopback import superlink_file
 
 from deploy import submit
-from deploy.control import Node
+from deploy.control import FORGOTTEN, Node
 from deploy.files import SuperLinkFile
 from deploy.submit import Lookout, follow, run
 from fedrc_flwr.config import RunConfig, load_config
@@ -66,6 +66,11 @@ def killed(directory: Path) -> str:
     return "finished:failed"
 
 
+def forgotten(directory: Path) -> str:
+    """The SuperLink has come back with another database."""
+    return FORGOTTEN
+
+
 class Control:
     """Each submitted run goes through one list of steps, a step each time its status is asked."""
 
@@ -112,7 +117,10 @@ def file(tmp_path: Path) -> SuperLinkFile:
 def following(directory: Path, *steps: Step, log: str = "") -> tuple[str, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     control = Control(directory, log=log).begin(list(steps))
-    return follow(control, "id-1", directory, events.append), events  # type: ignore[arg-type]
+    reason = follow(
+        lambda: control.status("id-1"), lambda: control.log("id-1"), directory, events.append
+    )
+    return reason, events
 
 
 # --- follow --------------------------------------------------------------------------------------
@@ -167,8 +175,8 @@ def test_nodes_are_looked_for_until_the_first_round(
     control = Control(tmp_path / "a").begin([starting, training(1), training(2), completed])
 
     follow(
-        control,  # type: ignore[arg-type]
-        "id-1",
+        lambda: control.status("id-1"),
+        lambda: control.log("id-1"),
         tmp_path / "a",
         lambda event: rounds.append(event["round"]),
         lambda: looks.append(len(rounds)),
@@ -253,6 +261,7 @@ def test_who_is_online_is_told_when_it_changes_and_written_for_the_run(
 def started(file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, *attempts: list[Step]) -> Control:
     control = Control(file.outputs / "first", *attempts, log="it died")
     monkeypatch.setattr(submit, "connect", lambda file, scratch: control)
+    monkeypatch.setattr(submit, "status_of", lambda file, run_id: control.status(run_id))
     return control
 
 
@@ -319,6 +328,20 @@ def test_retries_come_to_an_end(
     assert len(control.submitted) == 3
     retries = [event for event in events if event["event"] == "retry"]
     assert len(retries) == 2, "the last failure is the result, not another retry"
+
+
+def test_a_run_that_the_superlink_has_forgotten_is_resumed_at_once(
+    file: SuperLinkFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    control = started(file, monkeypatch, [training(1), forgotten], [training(2), completed])
+    events: list[dict[str, Any]] = []
+
+    done = run(file, RunConfig(), "first", events.append, retries=1, app=tmp_path)
+
+    assert done.completed
+    assert [settings["run.resume"] for settings in control.submitted] == [False, True]
+    (retry,) = [event for event in events if event["event"] == "retry"]
+    assert "its database was lost" in retry["reason"]
 
 
 def test_a_run_that_was_stopped_is_not_tried_again(
