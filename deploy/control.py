@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from deploy.certificates import public_key_of
-from deploy.files import LONGEST_NAME, Address
+from deploy.fields import Address
+from deploy.files import LONGEST_NAME
 from fedrc_flwr.errors import ConfigError, RunError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from deploy.control import FlowerRun, Server, nodes_of, runs_of
 from deploy.exposure import check_interfaces, check_open
-from deploy.files import Address, NodeFile, SuperLinkFile
+from deploy.fields import Address
+from deploy.files import NodeFile, SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.preflight import check_node, check_port, check_reachable, check_superlink
 from fedrc_flwr.errors import RunError

@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.files import Address, SuperLinkFile
+from deploy.fields import Address
+from deploy.files import SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 
 CONNECT_SECONDS = 5.0

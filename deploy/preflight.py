@@ -16,7 +16,8 @@ from pathlib import Path
 from deploy import certificates
 from deploy.database import files_of
 from deploy.exposure import check_bound, check_open
-from deploy.files import Address, NodeFile, SuperLinkFile
+from deploy.fields import Address
+from deploy.files import NodeFile, SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.membership import check_registered
 from deploy.policy import ANY

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from deploy.files import Address, read_file, read_superlink_file
+from deploy.fields import Address, read_file
+from deploy.files import read_superlink_file
 from deploy.gate.upstream import CHUNK
 from fedrc_flwr.errors import ConfigError
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.files import Address
+from deploy.fields import Address
 from deploy.gate.connection import Caller, Inside, Limits
 from deploy.gate.upstream import CHUNK
 from fedrc_flwr.flower import Tls

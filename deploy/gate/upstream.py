@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import h11
 
-from deploy.files import Address
+from deploy.fields import Address
 
 CHUNK = 65_536
 #: Flower closes a connection that was idle for 5 seconds; an older one is not used again.

@@ -14,7 +14,7 @@ from pathlib import Path
 from loopback import HOST, make_certificates, make_inner_certificates, server_context
 
 from deploy.certificates import create_node_key, public_half
-from deploy.files import Address
+from deploy.fields import Address
 from deploy.gate.connection import Inside, Limits
 from deploy.gate.identity import Node, Registry
 from deploy.gate.rules import Allowance

@@ -35,7 +35,8 @@ from deploy.doctor import (
     last_round,
     list_nodes,
 )
-from deploy.files import Address, SuperLinkFile
+from deploy.fields import Address
+from deploy.files import SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import MetricsLog

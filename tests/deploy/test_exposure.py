@@ -14,7 +14,7 @@ from loopback import HOST, make_certificates, server_context, superlink_file
 
 from deploy import exposure
 from deploy.exposure import check_bound, check_interfaces, check_open
-from deploy.files import Address
+from deploy.fields import Address
 from deploy.findings import ERROR, OK, WARNING
 from deploy.membership import check_registered
 from deploy.preflight import check_superlink

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from loopback import node_file, node_yaml, superlink_file, superlink_yaml
 
-from deploy.files import Address, read_node_file, read_superlink_file
+from deploy.fields import Address
+from deploy.files import read_node_file, read_superlink_file
 from deploy.tunnel import read_operator_file
 from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError

@@ -24,7 +24,8 @@ from loopback import (
 
 from deploy import membership, preflight
 from deploy.certificates import create_node_key, issue_server_certificate
-from deploy.files import Address, SuperLinkFile
+from deploy.fields import Address
+from deploy.files import SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.preflight import (
     check_certificates,
