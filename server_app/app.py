@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedrc_flwr.config import RunConfig, from_flower
+from fedrc_flwr.engine.progress import Pulse
 from fedrc_flwr.engine.run import Run
 from server_app.enrolment import Roster
 from server_app.exchange import is_simulation
@@ -50,5 +51,6 @@ def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
         trainers, everybody = run.rounds.settings.awaited(clients, everybody)
         roster.wait(trainers, everybody, exchange.enrolment_timeout, run.rounds.enrol, needed)
 
-    run.go(strategy, enrol)
+    with Pulse(directory, run.rounds.progress, lambda: run.rounds.state.round):
+        run.go(strategy, enrol)
     return run

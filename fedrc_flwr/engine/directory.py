@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from fedrc_flwr.engine.progress import STATUS
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.report.log import CONFIG, METRICS, SUMMARY
 
@@ -19,6 +20,7 @@ IN_USE = "another run is writing to {directory}: wait for it, or choose another 
 #: What a run leaves that failed before its first checkpoint.
 OF_A_FAILED_START = {
     CONFIG, METRICS, SUMMARY, RUN_LOG, SUPERLINK_LOG, REPORT, CLIENTS, DATA, LOCK, RESERVE,
+    STATUS,
 }  # fmt: skip
 
 

@@ -259,6 +259,7 @@ class Outputs:
         event = {
             "event": "round",
             **metrics,
+            "time": round(time.time(), 3),
             "elapsed": round(self._elapsed(), 3),
             "server_peak_megabytes": _peak_megabytes(),
         }

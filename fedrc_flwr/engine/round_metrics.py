@@ -12,7 +12,7 @@ from fedrc_flwr.engine import conduct
 from fedrc_flwr.screening import Verdict
 from fedrc_flwr.state import ServerState
 
-#: Clients whose mixture weights are recorded in every round.
+#: Clients whose mixture weights are recorded in every round, and whose replies are by name.
 MOST_WEIGHED = 200
 
 
@@ -32,6 +32,7 @@ def trained(
         "exponent": phase.exponent,
         "clusters": list(state.clusters),
         "shares": state.shares().tolist(),
+        "members": _members(state),
         "movement": report.movement,
         "removed": list(report.adaptation.removed),
         "merged": [list(pair) for pair in report.adaptation.merged],
@@ -49,17 +50,32 @@ def trained(
 
 
 def behaved(
-    state: ServerState, round_number: int, strikes: dict[str, str], verdict: Verdict | None
+    state: ServerState,
+    round_number: int,
+    answered: set[str],
+    strikes: dict[str, str],
+    verdict: Verdict | None,
 ) -> dict[str, Any]:
-    """Who was struck in this round and why, who is left out of the next one; empty if nobody."""
+    """Whose replies were used in this round, who was struck and why, who is left out of the next.
+
+    What is empty is left out, and so are the names of a large federation's replies.
+    """
     clipped = {} if verdict is None else verdict.clipped
     told = {
+        "answered": sorted(answered - set(strikes)) if len(answered) <= MOST_WEIGHED else [],
         "strikes": dict(sorted(strikes.items())),
         "clipped": {name: round(ratio, 2) for name, ratio in sorted(clipped.items())},
         "quarantined": conduct.quarantined(state),
         "resting": conduct.resting(state, round_number + 1),
     }
     return {name: value for name, value in told.items() if value}
+
+
+def _members(state: ServerState) -> list[int]:
+    """How many clients have their largest weight on each of the current clusters."""
+    weights = [record.mixture_weights() for record in state.reported().values()]
+    homes = [int(each.argmax()) for each in weights if each is not None]
+    return [homes.count(k) for k in range(len(state.clusters))]
 
 
 def _weights(state: ServerState, names: list[str]) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine import conduct, round_metrics
 from fedrc_flwr.engine.judging import judge
 from fedrc_flwr.engine.participation import FederationSettings
+from fedrc_flwr.engine.progress import AGGREGATION, EVALUATION, TRAINING, WAITING, Progress
 from fedrc_flwr.errors import LATE, RunError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.screening import Verdict
@@ -97,6 +98,7 @@ class Rounds:
         self._silent: set[str] = set()  # who did not answer in this round
         self._verdict: Verdict | None = None
         self.failed: dict[str, str] = {}
+        self.progress = Progress()
 
     def run(self, carrier: Carrier, last: int, evaluate_every: int, round_done: RoundDone) -> None:
         """Run the rounds that are left, up to number ``last``.
@@ -112,12 +114,14 @@ class Rounds:
                 broadcast = self.broadcast(number, len(names))
                 if number == last:
                     broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=True))
+                self.progress.asked(names)
                 metrics |= self.judge(carrier.evaluate(names, broadcast))
             down, up = carrier.traffic()
             metrics |= {
                 "seconds": round(time.monotonic() - started, 3),
                 "bytes_down": down,
                 "bytes_up": up,
+                "phases": self.progress.taken(),
                 "failed": dict(self.failed),
                 **self._conclude(number, answered),
             }
@@ -140,21 +144,24 @@ class Rounds:
                 "what it reported no longer counts; `fedrc forgive` lets it back in",
                 name, self.state.clients[name].strikes, self._strikes[name],
             )  # fmt: skip
-        told = round_metrics.behaved(self.state, number, self._strikes, self._verdict)
+        told = round_metrics.behaved(self.state, number, answered, self._strikes, self._verdict)
         self._strikes, self._silent, self._verdict = {}, set(), None
         return told
 
     def _train_until_enough(self, number: int, carrier: Carrier) -> dict[str, Any]:
         attempts = self.settings.tries()
         for attempt in range(attempts):
-            self.enrol(carrier.refresh())
+            with self.progress.phase(WAITING):
+                self.enrol(carrier.refresh())
             online = carrier.online(TRAIN)
             online = self._asked(online, number, self.settings.needed(len(online)))
             names = self.sample(online, number, attempt)
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
-            replies = carrier.train(names, self.broadcast(number, len(names)))
-            metrics = self.fold(number, replies, sampled)
+            self.progress.asked(names)
+            with self.progress.phase(TRAINING):
+                replies = carrier.train(names, self.broadcast(number, len(names)))
+                metrics = self.fold(number, replies, sampled)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
         failures = "; ".join(f"{n}: {r}" for n, r in sorted(self.failed.items())[:5]) or "none"
@@ -200,6 +207,7 @@ class Rounds:
 
     def fail(self, name: str, reason: str) -> None:
         """Record and log why a client's reply is not used, in one line."""
+        self.progress.answered(name)
         line = one_line(reason, "unknown")
         self.failed[name] = line
         log.warning("%s: reply not used: %s", name, line)
@@ -225,7 +233,16 @@ class Rounds:
         result, answered = self.algorithm.begin_round(self.state), []
         for name, reply in replies:
             answered.append(name)
-            self._receive(result, name, reply)
+            self.progress.answered(name)
+            with self.progress.phase(AGGREGATION):
+                self._receive(result, name, reply)
+        with self.progress.phase(AGGREGATION):
+            return self._settled(number, result, answered, sampled)
+
+    def _settled(
+        self, number: int, result: RoundResult, answered: list[str], sampled: int
+    ) -> dict[str, Any] | None:
+        """What ``fold`` returns, once all replies have arrived."""
         verdict = result.settle()
         for name, reason in verdict.refused.items():
             self.refuse(name, reason)
@@ -285,4 +302,9 @@ class Rounds:
 
     def judge(self, answers: Iterable[tuple[str, Evaluation]]) -> dict[str, Any]:
         """The outcome of an evaluation, see ``judging.judge``."""
-        return judge(dict(answers), self.state.clients, self.state.clusters)
+        evaluations = {}
+        with self.progress.phase(EVALUATION):
+            for name, evaluation in answers:
+                self.progress.answered(name)
+                evaluations[name] = evaluation
+            return judge(evaluations, self.state.clients, self.state.clusters)

@@ -11,11 +11,13 @@ from fedrc_flwr import __version__
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.engine.outputs import Network, Outputs
+from fedrc_flwr.engine.progress import CHECKPOINT, WAITING
 from fedrc_flwr.engine.rounds import Carrier, Rounds
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.layout import fingerprint
 from fedrc_flwr.models import SplitModel, build_model
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.state import ServerState
 
 log = logging.getLogger("flwr")
 SCHEMA = "schema.json"
@@ -80,14 +82,15 @@ class Run:
             config.named(), len(rounds.state.clusters), rounds.state.round + 1, config.rounds,
         )  # fmt: skip
         every = config.run.evaluation_interval()
+
+        def round_done(state: ServerState, metrics: Event) -> None:
+            with rounds.progress.phase(CHECKPOINT):
+                on_event(self.outputs.round_done(state, metrics))
+
         try:
-            enrol()
-            rounds.run(
-                carrier,
-                config.rounds,
-                every,
-                lambda state, metrics: on_event(self.outputs.round_done(state, metrics)),
-            )
+            with rounds.progress.phase(WAITING):
+                enrol()
+            rounds.run(carrier, config.rounds, every, round_done)
         except FedRCError as error:
             log.error("%s", error)
             self._finish("failed", str(error))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fedrc_flwr.report.log import Event
 from fedrc_flwr.settings import Scalar
 
-LEFT_OUT = ("round", "elapsed")
+LEFT_OUT = ("round", "elapsed", "time")
 PATIENCE_SECONDS = 30.0  # for what is left to write when the run has ended
 
 
