@@ -31,6 +31,8 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
         yield from check_interfaces(file)
     if file.health is not None:
         yield grpc_health(file.health, "SuperLink")
+    if file.metrics is not None:
+        yield http_health(file.metrics, "/metrics")
     if all(finding.level != ERROR for finding in findings):
         try:
             yield from list_nodes(file)
@@ -50,19 +52,21 @@ def examine_node(file: NodeFile) -> Iterator[Finding]:
         yield http_health(file.listen)
     if file.health is not None:
         yield grpc_health(file.health, "SuperNode")
+    if file.metrics is not None:
+        yield http_health(file.metrics, "/metrics")
 
 
-def http_health(address: Address) -> Finding:
-    """Ask a SuperNode's own /health."""
+def http_health(address: Address, path: str = "/health") -> Finding:
+    """Ask a program on this machine for a page."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=HEALTH_SECONDS)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", path)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        return Finding(ERROR, f"{address}/health does not answer: {error}")
+        return Finding(ERROR, f"{address}{path} does not answer: {error}")
     finally:
         connection.close()
-    return Finding(OK if status == 200 else ERROR, f"{address}/health answers {status}")
+    return Finding(OK if status == 200 else ERROR, f"{address}{path} answers {status}")
 
 
 def grpc_health(address: Address, who: str) -> Finding:

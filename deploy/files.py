@@ -36,6 +36,7 @@ class SuperLinkFile:
     state : directory of the SuperLink's database and of the executor's secret
     outputs : directory of the runs' results
     health : where the gRPC health protocol is answered, plain text: keep it on loopback
+    metrics : where Prometheus may ask, plain text and without a password: keep it on loopback
     connections : how many the gate holds at once; a node needs one or two
     largest_reply : megabytes that a node may send for each message that it gets
     insecure : plain text, no gate and no node authentication, for trials on one machine
@@ -47,6 +48,7 @@ class SuperLinkFile:
     outputs: Path
     certificates: Path | None = None
     health: Address | None = None
+    metrics: Address | None = None
     control: Address = CONTROL
     isolated: bool = False
     connections: int = 256
@@ -119,6 +121,7 @@ class NodeFile:
     threads : cores that this node may use; None: all. Divide them if several nodes share a machine
     listen : where the node talks to its own client processes; keep it on loopback
     health : where the gRPC health protocol is answered; keep it on loopback
+    metrics : where Prometheus may ask, plain text and without a password: keep it on loopback
     insecure : plain text and no key, for trials on one machine
     executor_secret : what SuperNode and executor share; None: a file in ``state``
     policy : what a run may do on this node
@@ -139,6 +142,7 @@ class NodeFile:
     threads: int | None = None
     listen: Address = NODE
     health: Address | None = None
+    metrics: Address | None = None
     insecure: bool = False
     executor_secret: Path | None = None
     policy: Policy = field(default_factory=Policy)

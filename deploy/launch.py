@@ -49,6 +49,10 @@ def launch_superlink(path: Path) -> None:
         print(f"compacted {file.database}: {given_back / 1e6:.0f} MB given back", flush=True)
     ensure_secret(file.secret)
     os.umask(0o077)
+    if file.metrics is not None:
+        subprocess.Popen(
+            monitor_command(path, os.getpid()), cwd=file.state, env=flower.environment()
+        )
     if file.insecure:
         _become(superlink_command(file))
         return
@@ -109,6 +113,11 @@ def launch_clientapp(path: Path) -> None:
         warning = f"this user can write {path}, so that the code of a run could change its policy"
         print(Finding(WARNING, warning), flush=True)
     _become(executor_command(path), cwd=file.state, **_threads(file))
+
+
+def monitor_command(path: Path, parent: int) -> list[str]:
+    """What answers Prometheus beside the SuperLink of a file."""
+    return [sys.executable, "-m", "deploy.monitoring.server", str(path.resolve()), str(parent)]
 
 
 def executor_command(path: Path, parent: int | None = None) -> list[str]:

@@ -41,8 +41,10 @@ def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Find
     yield from check_secret(file)
     yield check_folder(file.state, "state")
     yield check_folder(file.outputs, "outputs")
+    yield from check_metrics(file.metrics)
     if starting:
-        yield from check_ports(file.listen, file.health, None if file.insecure else file.control)
+        control = None if file.insecure else file.control
+        yield from check_ports(file.listen, file.health, file.metrics, control)
     else:
         yield from (check_private(path) for path in files_of(file.database))
 
@@ -146,6 +148,16 @@ def check_ports(*addresses: Address | None) -> Iterator[Finding]:
             yield check_port(address)
 
 
+def check_metrics(address: Address | None) -> Iterator[Finding]:
+    """Warn of metrics that others can read."""
+    if address is not None and not address.on_loopback:
+        yield Finding(
+            WARNING,
+            f"metrics = {address}: whoever reaches it reads the names of nodes and runs and how "
+            "they are doing; let a firewall admit Prometheus alone",
+        )
+
+
 def check_executor(file: NodeFile) -> Iterator[Finding]:
     """Everything that the executor of a node's tasks needs."""
     try:
@@ -195,8 +207,9 @@ def check_node(file: NodeFile, starting: bool = True, alone: bool = False) -> It
             yield check_data(file.data, file.schema)
         yield check_folder(file.state, "state")
         yield check_device(file.device)
+    yield from check_metrics(file.metrics)
     if starting:
-        yield from check_ports(file.listen, file.health)
+        yield from check_ports(file.listen, file.health, file.metrics)
 
 
 def check_data(data: Path, schema: Path | None) -> Finding:

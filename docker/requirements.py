@@ -1,4 +1,4 @@
-"""What an image installs, read from pyproject.toml: no simulation engine, but what serving needs.
+"""What an image installs, read from pyproject.toml: no simulation engine.
 
 python3 docker/requirements.py pyproject.toml [--without torchvision]
 """
@@ -15,7 +15,7 @@ def requirements(project: Path, without: str = "") -> list[str]:
     """The project's dependencies as an image needs them."""
     with open(project, "rb") as file:
         declared = tomllib.load(file)["project"]
-    listed: list[str] = declared["dependencies"] + declared["optional-dependencies"]["serve"]
+    listed: list[str] = declared["dependencies"]
     # Ray is for virtual clients on one machine; a container is a real one.
     plain = [line.replace("flwr[simulation]", "flwr") for line in listed]
     return [line for line in plain if re.split(r"[^\w.-]", line, maxsplit=1)[0] != without]

@@ -245,7 +245,7 @@ class Outputs:
 
     def note(self, event: dict[str, Any]) -> None:
         """Log something that happened between rounds."""
-        self._metrics.append(event)
+        self._metrics.append({**event, "time": round(time.time(), 3)})
 
     def round_done(self, state: ServerState, metrics: dict[str, Any]) -> dict[str, Any]:
         """Log, then checkpoint; returns what was logged.

@@ -92,12 +92,6 @@ def serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) ->
     ----------
     say : called with a line when the server is ready, and when it stops
     """
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            'serving needs prometheus-client: pip install "fedrc-flwr[serve]"'
-        ) from None
     asyncio.run(_serve(model, options, say))
 
 

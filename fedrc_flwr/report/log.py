@@ -43,15 +43,16 @@ class MetricsLog:
 
 def read_events(path: Path) -> list[Event]:
     """All complete lines of a metrics file."""
-    return _parse(path.read_bytes()) if path.exists() else []
+    return parse_lines(path.read_bytes()) if path.exists() else []
 
 
-def _parse(content: bytes) -> list[Event]:
+def parse_lines(content: bytes) -> list[Event]:
+    """The JSON objects of some lines; what is no JSON object is passed over."""
     events: list[Event] = []
     for line in content.decode("utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             events.append(event)
@@ -104,4 +105,4 @@ class MetricsTail:
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
         # A file that was rewound and has grown since may be read from the middle of a line.
-        return _parse(whole)
+        return parse_lines(whole)

@@ -32,7 +32,7 @@ def listed(*flags: str) -> list[Requirement]:
 def declared() -> list[Requirement]:
     with open(ROOT / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["serve"]
+    lines = project["dependencies"]
     return [Requirement(line) for line in lines]
 
 

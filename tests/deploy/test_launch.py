@@ -15,6 +15,7 @@ from flwr.common.config import parse_config_args
 from loopback import (
     HOST,
     at,
+    free_port,
     health_server,
     make_certificates,
     make_inner_certificates,
@@ -195,6 +196,21 @@ def test_a_superlink_in_plain_text_becomes_flowers_program(
     secret = Path(option(command, "--superexec-auth-secret-file"))
     assert secret.exists()
     assert secret.read_text() not in " ".join(command)
+
+
+def test_metrics_are_answered_by_a_process_beside_the_superlink(
+    tmp_path: Path, execution: Execution
+) -> None:
+    path = superlink_yaml(
+        tmp_path, certificates=None, insecure=True, metrics=f"{HOST}:{free_port()}"
+    )
+
+    launch_superlink(path)
+
+    ((command, _, directory),) = execution.children
+    assert command[1:] == ["-m", "deploy.monitoring.server", str(path), str(os.getpid())]
+    assert directory == tmp_path / "state"
+    assert len(execution.calls) == 1
 
 
 def test_the_superlink_runs_behind_the_gate_with_a_private_state(

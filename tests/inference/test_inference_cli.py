@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from typer.testing import CliRunner
 
 from fedrc_flwr.cli import MISUSED, app
 from fedrc_flwr.data.datasets import load_dataset
-from fedrc_flwr.data.schema import plain_schema
-from fedrc_flwr.errors import ConfigError
-from fedrc_flwr.inference import Personal, ServeOptions, serve
 
 
 def fedrc(*arguments: Any) -> Result:
@@ -140,13 +136,3 @@ def test_what_cannot_be_done_is_refused_with_a_reason(
     assert done.exit_code == MISUSED, done.output
     for word in ["fedrc: ", *words]:
         assert word in done.stderr
-
-
-def test_serving_without_its_extra_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    model = Personal(plain_schema((1,), 1), lambda inputs: inputs, "none")
-
-    with pytest.raises(ConfigError, match=r"fedrc-flwr\[serve\]"):
-        serve(model, ServeOptions(port=0), print)

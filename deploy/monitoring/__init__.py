@@ -1,0 +1,1 @@
+"""What Prometheus reads from a server and from its nodes."""
