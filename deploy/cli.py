@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy import node_cli
-from deploy.commands import ControlFile, ServerFile, answer, guard, guarded, succeed
+from deploy.commands import ControlFile, Log, ServerFile, answer, guard, guarded, succeed
+from deploy.json_log import LogFormat, log_as
 from deploy.members_cli import certs, node
 from fedrc_flwr.errors import FAILED, STOPPED, ConfigError
 
@@ -29,17 +30,19 @@ def add_commands(app: typer.Typer) -> None:
         app.command()(guarded(command))
 
 
-def superlink(file: ServerFile) -> None:
+def superlink(file: ServerFile, log: Log = LogFormat.text) -> None:
     """Check superlink.yaml and run the SuperLink, with the gate in front of it."""
     from deploy.launch import launch_superlink
 
+    log_as(log, "superlink")
     guard(lambda: launch_superlink(file))
 
 
-def serverapp(file: ServerFile) -> None:
+def serverapp(file: ServerFile, log: Log = LogFormat.text) -> None:
     """Run the executor of ServerApps next to the SuperLink."""
     from deploy.launch import launch_serverapp
 
+    log_as(log, "serverapp")
     guard(lambda: launch_serverapp(file))
 
 
@@ -95,6 +98,7 @@ def run(
     retries: Annotated[
         int, typer.Option(min=0, help="How often to resume automatically if the server side fails.")
     ] = 0,
+    log: Log = LogFormat.text,
 ) -> None:
     """Run the app on a deployed federation and follow it to its end."""
     from deploy.files import read_superlink_file
@@ -162,6 +166,7 @@ def run(
             typer.echo(line)
         show_page(done.directory)
 
+    log_as(log, "run")
     guard(work)
 
 

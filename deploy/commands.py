@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deploy.json_log import LogFormat
 from fedrc_flwr.errors import MISUSED, FedRCError, RunError
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 ServerFile = Annotated[Path, typer.Argument(help="The server's superlink.yaml.")]
 ControlFile = Annotated[
     Path, typer.Argument(help="The server's superlink.yaml; elsewhere, an operator.yaml.")
+]
+
+Log = Annotated[
+    LogFormat, typer.Option("--log", help="How to write the log; json: an object a line.")
 ]
 
 

@@ -117,7 +117,9 @@ def launch_clientapp(path: Path) -> None:
 
 def monitor_command(path: Path, parent: int) -> list[str]:
     """What answers Prometheus beside the SuperLink of a file."""
-    return [sys.executable, "-m", "deploy.monitoring.server", str(path.resolve()), str(parent)]
+    return [
+        sys.executable, "-P", "-m", "deploy.monitoring.server", str(path.resolve()), str(parent),
+    ]  # fmt: skip
 
 
 def executor_command(path: Path, parent: int | None = None) -> list[str]:

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from deploy.commands import Log
+from deploy.json_log import LogFormat, log_as
+
 NodesFile = Annotated[Path, typer.Argument(help="This node's node.yaml.")]
 
 
@@ -15,17 +18,20 @@ def supernode(
     alone: Annotated[
         bool, typer.Option("--alone", help="`fedrc clientapp` executes its tasks.")
     ] = False,
+    log: Log = LogFormat.text,
 ) -> None:
     """Check node.yaml and run the node."""
     from deploy.launch import launch_supernode
 
+    log_as(log, "supernode")
     launch_supernode(file, alone)
 
 
-def clientapp(file: NodesFile) -> None:
+def clientapp(file: NodesFile, log: Log = LogFormat.text) -> None:
     """Execute a node's tasks as another user, beside `fedrc supernode --alone`."""
     from deploy.launch import launch_clientapp
 
+    log_as(log, "clientapp")
     launch_clientapp(file)
 
 

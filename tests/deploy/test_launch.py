@@ -208,7 +208,7 @@ def test_metrics_are_answered_by_a_process_beside_the_superlink(
     launch_superlink(path)
 
     ((command, _, directory),) = execution.children
-    assert command[1:] == ["-m", "deploy.monitoring.server", str(path), str(os.getpid())]
+    assert command[1:] == ["-P", "-m", "deploy.monitoring.server", str(path), str(os.getpid())]
     assert directory == tmp_path / "state"
     assert len(execution.calls) == 1
 
