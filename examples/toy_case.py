@@ -7,6 +7,11 @@ mixture by likelihood (EM) puts together what *looks* alike, 1 and 3, and can th
 RobustCluster puts together what *means* the same, 1 and 2.
 
     python examples/toy_case.py toy_case.png
+
+That is the paper's figure 9. A second picture, toy_case_objective.png, is its figure 8: data that
+differ from a cluster's by more and more of one kind of shift are put into the cluster. What
+RobustCluster maximises falls if they contradict it, and hardly if they only look different or have
+other labels more often; the likelihood falls most if they look different.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ import numpy as np
 from fedrc_flwr import em
 
 SAMPLES, CLUSTERS, STEPS = 60, 2, 40
+#: Of the second picture, which has no points to draw.
+MANY = 2_000
 #: Of each dataset: the middle of its places, the part of its samples that is up, whether up is 1.
 DATASETS = ((0.0, 0.6, True), (6.0, 0.35, True), (0.5, 0.6, False))
 
@@ -111,6 +118,56 @@ def cluster(everything: list[Data], robust: bool, seed: int = 0) -> Clustering:
     return Clustering(np.array(history), models)
 
 
+def shifted(kind: str, strength: float) -> Data:
+    """Samples like those of ``shifted(kind, 0)``, but for one kind of shift, from none to full."""
+    rng = np.random.default_rng(2)
+    up = 0.5 + (0.45 * strength if kind == "label" else 0.0)
+    side = (np.arange(MANY) < round(up * MANY)).astype(np.int64)
+    place = rng.normal(6.0 * strength if kind == "feature" else 0.0, 1.0, MANY)
+    swapped = rng.permutation(MANY) < round(strength * MANY * (kind == "concept"))
+    return Data(place, side, np.where(swapped, 1 - side, side))
+
+
+def objective(everything: list[Data], robust: bool) -> float:
+    """What one cluster with all the data reaches: the mean over its samples, in nats.
+
+    ``robust``: log P(x, y) / (P(x) P(y)), as in equation 1 of the paper. Otherwise log P(x, y).
+    """
+    model = fit(everything, [np.ones((len(data.label), 1)) for data in everything], 0)
+    values = []
+    for data in everything:
+        labels = model.table.sum(axis=0) / model.table.sum()
+        other = -np.log(labels[data.label]) if robust else model.log_input(data)
+        values.append(model.log_label(data) + other)
+    return float(np.mean(np.concatenate(values)))
+
+
+def draw_objective(path: Path) -> None:
+    """How both objectives change with the data that join a cluster, by kind of shift."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    strengths = np.linspace(0.0, 1.0, 21)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, robust, title in (
+        (panels[0], True, "RobustCluster: P(x, y) / (P(x) P(y))"),
+        (panels[1], False, "EM: P(x, y)"),
+    ):
+        for kind, colour, line in (("concept", "#ee6677", "-"), ("label", "#228833", "--"),
+                                   ("feature", "#4477aa", ":")):  # fmt: skip
+            start = shifted(kind, 0.0)
+            values = [objective([start, shifted(kind, s)], robust) for s in strengths]
+            change = np.array(values) - values[0]
+            axes.plot(strengths, change, line, color=colour, linewidth=2, label=f"{kind} shift")
+        axes.set(xlabel="strength of the shift", title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("change of the objective (nats)")
+    panels[0].legend(frameon=False, fontsize=8, loc="lower left")
+    figure.savefig(path, dpi=130)
+
+
 def draw(everything: list[Data], path: Path) -> None:
     """The datasets, and the way that each method's weights go."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -157,7 +214,9 @@ def main(target: Path) -> None:
         print(f"{name}: weights of cluster 0 {np.round(found.weights[-1, :, 0], 2)}, "
               f"accuracy {np.round(rates, 2)}")  # fmt: skip
     draw(everything, target)
-    print(f"picture in {target}")
+    beside = target.with_stem(f"{target.stem}_objective")
+    draw_objective(beside)
+    print(f"pictures in {target} and {beside}")
 
 
 if __name__ == "__main__":

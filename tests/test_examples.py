@@ -53,6 +53,24 @@ def test_likelihood_groups_by_looks_and_cannot_label(monkeypatch: pytest.MonkeyP
     assert found.accuracy(0, everything[0]) + found.accuracy(2, everything[2]) <= 1.01
 
 
+def test_the_objective_falls_with_concept_shift_and_hardly_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Half of the samples contradict the other half: all of ln 2 is lost. With a label in 0.725 of
+    # the samples there is that much less to tell by the side; places do not count at all.
+    toy = load("toy_case", monkeypatch)
+    lost = {
+        kind: toy.objective([toy.shifted(kind, 0.0), toy.shifted(kind, 1.0)], robust=True)
+        - toy.objective([toy.shifted(kind, 0.0)] * 2, robust=True)
+        for kind in ("concept", "label", "feature")
+    }
+
+    entropy = -(0.725 * np.log(0.725) + 0.275 * np.log(0.275))
+    assert lost["concept"] == pytest.approx(-np.log(2), abs=0.01)
+    assert lost["label"] == pytest.approx(entropy - np.log(2), abs=0.01)
+    assert lost["feature"] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_toy_case_draws_its_picture(tmp_path: Path) -> None:
     target = tmp_path / "toy.png"
 
@@ -65,8 +83,9 @@ def test_toy_case_draws_its_picture(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "RobustCluster: weights" in done.stdout
-    with Image.open(target) as image:
-        assert len(image.convert("RGB").getcolors(1 << 24) or []) > 100
+    for picture in (target, tmp_path / "toy_objective.png"):
+        with Image.open(picture) as image:
+            assert len(image.convert("RGB").getcolors(1 << 24) or []) > 100
 
 
 def test_own_data_and_own_network_find_the_schools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,35 @@ def compare(
     scale: Annotated[
         float | None, typer.Option(help="Fraction of clients, data and rounds: 0.1 is a tenth.")
     ] = None,
+    small: Annotated[
+        bool,
+        typer.Option(
+            "--small",
+            help="Minutes instead of days: 30 clients of FashionMNIST and a small network.",
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Directory for the results; give it again to continue.")
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the ready-made comparisons and exit.")
+        bool,
+        typer.Option(
+            "--list",
+            help="List the ready-made comparisons, what each reproduces and how long it takes.",
+        ),
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Tell how long it would take, and exit.")
+    ] = False,
+    stop_behind: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="End runs whose training accuracy is this much below that of the same method with "
+            "another learning rate, such as 0.1.",
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="in-process, or flower: its simulation engine.")
     ] = "in-process",
@@ -61,16 +84,18 @@ def compare(
 
     Finished runs are kept: after a stop, the same command continues where it was.
     """
-    from fedrc_flwr.compare.plan import check, comparison_names, read_comparison, with_changes
+    from fedrc_flwr.compare.budget import catalogue, told
+    from fedrc_flwr.compare.plan import WEIGHTS, check, with_changes
     from fedrc_flwr.compare.runner import open_directory
+    from fedrc_flwr.compare.small import small as smaller
     from fedrc_flwr.config import NAME_IT, parse_setting
     from fedrc_flwr.plugins import refuse_code
     from fedrc_flwr.settings import flattened
     from fedrc_flwr.simulation import check_engine
 
     if listed:
-        for name in comparison_names():
-            typer.echo(f"{name:<20}{read_comparison(name).title}")
+        for text in catalogue():
+            typer.echo(text)
         return
 
     try:
@@ -79,7 +104,7 @@ def compare(
         for named in (*planned.rows.values(), *planned.columns.values(), planned.settings):
             refuse_code(f"comparison {comparison}", flattened(named), given.values(), NAME_IT)
         planned = with_changes(
-            planned,
+            smaller(planned) if small else planned,
             tuple(int(seed) for seed in _numbers("--seeds", seeds, int)),
             _numbers("--learning-rates", learning_rates, float),
             given,
@@ -90,9 +115,17 @@ def compare(
         for key in given:
             if rows := [name for name, own in planned.rows.items() if key in own]:
                 typer.echo(f"note: these rows keep their own {key}: {'; '.join(rows)}", err=True)
+        if WEIGHTS in given and (
+            names := [name for name in planned.columns if not planned.takes_weights(name)]
+        ):
+            typer.echo(f"note: {WEIGHTS} does not concern: {'; '.join(names)}", err=True)
         directory = output or Path("outputs") / f"compare-{Path(comparison or scenario or '').stem}"
+        for text in told(directory, planned):
+            typer.echo(text)
+        if estimate:
+            return
         open_directory(directory, planned)
-        code = _run(planned, directory, engine, cpus)
+        code = _run(planned, directory, engine, cpus, stop_behind)
     except FedRCError as error:
         typer.echo(f"fedrc: {error}", err=True)
         raise typer.Exit(MISUSED) from None
@@ -120,28 +153,36 @@ def _numbers(option: str, text: str, kind: type) -> tuple[float, ...]:
         raise ConfigError(f"{option} {text!r}: expected numbers separated by commas") from None
 
 
-def _run(comparison: Comparison, directory: Path, engine: str, cpus: int | None) -> int:
+def _run(
+    comparison: Comparison, directory: Path, engine: str, cpus: int | None, margin: float | None
+) -> int:
+    from fedrc_flwr.compare.behind import watching
+    from fedrc_flwr.compare.output import write_results
     from fedrc_flwr.compare.progress import Progress
-    from fedrc_flwr.compare.results import figures, lines, write_results, write_tables
-    from fedrc_flwr.compare.runner import RUNS, Stopped, finished, run_cell
+    from fedrc_flwr.compare.results import figures, lines
+    from fedrc_flwr.compare.runner import RUNS, Stopped, finished, run_cell, was_ended
+    from fedrc_flwr.compare.tables import write_tables
     from fedrc_flwr.config import load_config
 
     cells = list(comparison.cells())
+    rounds = [load_config(cell.settings).rounds for cell in cells]
     failed = 0
-    with Progress([load_config(cell.settings).rounds for cell in cells]) as progress:
+    with Progress(rounds) as progress:
         for number, cell in enumerate(cells):
-            if finished(directory, cell):
+            if finished(directory, cell) or was_ended(directory, cell):
                 progress.skip(number, cell.name)
                 continue
             started = time.monotonic()
-            follow = progress.begin(number, cell.name)
+            follow = [progress.begin(number, cell.name)]
+            if margin is not None:
+                follow.append(watching(directory, comparison, cell, rounds[number], margin))
             try:
                 outcome = run_cell(directory, cell, follow, engine, cpus)
             except Stopped:
                 progress.say(f"stopped; the same command continues it: --output {directory}")
                 write_results(directory, comparison)
                 return STOPPED
-            failed += not outcome.completed
+            failed += not (outcome.completed or was_ended(directory, cell))
             reason = "" if outcome.completed else outcome.reason
             found = figures(directory / RUNS / cell.folder)
             progress.end(number, cell.name, found, reason, time.monotonic() - started)

@@ -11,12 +11,17 @@ from typing import Any
 
 from fedrc_flwr import yaml_files
 from fedrc_flwr.algorithms import ALGORITHMS
-from fedrc_flwr.config import all_keys, load_config
+from fedrc_flwr.config import all_keys, load_config, read_scenario
 from fedrc_flwr.errors import ConfigError
+from fedrc_flwr.models import VISION
 from fedrc_flwr.settings import flattened
 
 FOLDER = Path(__file__).resolve().parent.parent / "comparisons"
 Settings = dict[str, Any]
+#: A setting for all columns that only some networks have.
+WEIGHTS = "model.weights"
+#: Local and global accuracy in the paper, from 0 to 1; None where it has none.
+Published = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ class Comparison:
     rates : learning rates to try with every method; empty: as configured
     settings : keys for all runs
     scale : fraction of clients, data and rounds
+    reproduces : which tables and figures of the paper it stands for
+    paper : the paper's figures by column and row
+    differs : what is not as in the paper
+    small : keys of its small form besides the usual ones
     """
 
     title: str
@@ -62,6 +71,10 @@ class Comparison:
     rates: tuple[float, ...] = ()
     settings: Settings = field(default_factory=dict)
     scale: float = 1.0
+    reproduces: str = ""
+    paper: dict[str, dict[str, Published]] = field(default_factory=dict)
+    differs: tuple[str, ...] = ()
+    small: Settings = field(default_factory=dict)
 
     def cells(self) -> Iterator[Cell]:
         """All runs, one seed after another, so that a table of one seed is ready early."""
@@ -72,7 +85,7 @@ class Comparison:
                         yield Cell(row, column, seed, rate, self._settings(row, column, seed, rate))
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as JSON, to recognise it when it continues."""
+        """What decides the runs, as JSON, to recognise the comparison when it continues."""
         return {
             "title": self.title,
             "rows": self.rows,
@@ -90,7 +103,15 @@ class Comparison:
         # What is set for all rows may concern the algorithms of some.
         others = tuple(f"{name}." for name in ALGORITHMS if name != settings.get("algorithm"))
         settings = {n: value for n, value in settings.items() if not n.startswith(others)}
+        if WEIGHTS in self.settings and not self.takes_weights(column):
+            settings.pop(WEIGHTS, None)
         return scaled(settings, self.scale)
+
+    def takes_weights(self, column: str) -> bool:
+        """Whether a column's network can start from a file of weights."""
+        own = {**self.columns[column], **self.settings}
+        scenario = read_scenario(str(own["scenario"])) if "scenario" in own else {}
+        return {**scenario, **own}.get("model.network") in VISION
 
 
 def scaled(settings: Settings, scale: float) -> Settings:
@@ -186,17 +207,29 @@ def with_changes(
     scale: float | None,
 ) -> Comparison:
     """The same comparison with the changes of the command line."""
+    given = flattened(settings)
+    differs = [
+        f"{name} = {value}, for all rows that do not set it." for name, value in given.items()
+    ]
+    if rates and rates != comparison.rates:
+        differs.append(f"Learning rates: {', '.join(f'{rate:g}' for rate in rates)}.")
+    if scale not in (None, comparison.scale):
+        differs.append(f"Scaled by {scale:g}: fewer clients of the same size, fewer rounds.")
     return replace(
         comparison,
         seeds=seeds or comparison.seeds,
         rates=rates or comparison.rates,
-        settings={**comparison.settings, **flattened(settings)},
+        settings={**comparison.settings, **given},
         scale=comparison.scale if scale is None else scale,
+        differs=(*comparison.differs, *differs),
     )
 
 
 def _parsed(content: Settings, stem: str) -> Comparison:
-    known = {"title", "rows", "columns", "seeds", "learning-rates", "set", "scale"}
+    known = {
+        "title", "rows", "columns", "seeds", "learning-rates", "set", "scale", "reproduces",
+        "paper", "differs", "small",
+    }  # fmt: skip
     if unknown := sorted(set(content) - known):
         raise ConfigError(f"unknown key {unknown[0]!r}: expected {', '.join(sorted(known))}")
     for name in ("rows", "columns"):
@@ -216,7 +249,35 @@ def _parsed(content: Settings, stem: str) -> Comparison:
         ),
         settings=_table("set", content.get("set") or {}),
         scale=float(scale),
+        reproduces=str(content.get("reproduces", "")),
+        paper=_published(content),
+        differs=_texts("differs", content.get("differs") or []),
+        small=_table("small", content.get("small") or {}),
     )
+
+
+def _published(content: Settings) -> dict[str, dict[str, Published]]:
+    """The paper's percentages as shares; refuses names that the comparison does not have."""
+    found: dict[str, dict[str, Published]] = {}
+    for column, rows in (content.get("paper") or {}).items():
+        for row, pair in rows.items() if isinstance(rows, dict) else [("", None)]:
+            numbers = pair if isinstance(pair, list) else []
+            if len(numbers) != 2 or not all(one is None or _is_number(one) for one in numbers):
+                raise ConfigError(
+                    f"paper: {column}: {row} = {pair!r}: expected local and global accuracy in "
+                    "percent, such as [42.1, 34.4]; null where there is none"
+                )
+            if column not in content["columns"] or row not in content["rows"]:
+                raise ConfigError(f"paper: {column}: {row}: no such column or row")
+            shares = [None if one is None else one / 100 for one in numbers]
+            found.setdefault(column, {})[row] = (shares[0], shares[1])
+    return found
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ConfigError(f"{name} = {value!r}: expected a list of sentences")
+    return tuple(value)
 
 
 def _table(where: str, value: Any) -> Settings:

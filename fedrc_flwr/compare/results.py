@@ -1,8 +1,7 @@
-"""Results of a comparison: figures of each run, means over seeds, and the tables."""
+"""Results of a comparison: figures of each run, and means over seeds."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ class Figures:
     train: float  # accuracy of the evaluated models on training samples
     local: float
     world: float  # global accuracy
+    best: float  # the best global accuracy of any evaluated round, which test samples choose
     rand: float  # adjusted Rand index of the clusters with the true concepts, at the end
     clusters: int
     settled: float  # the round in which the last cluster was removed or merged; NaN: none was
@@ -55,6 +55,12 @@ class Line:
         values = self._values(value)
         return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
+    def above(self, other: Line) -> float:
+        """By how much its global accuracy is above another line's, on the seeds of both."""
+        shared = [seed for seed in self.runs if seed in other.runs]
+        gains = [self.runs[seed].world - other.runs[seed].world for seed in shared]
+        return float(np.mean(gains)) if gains else math.nan
+
     def _values(self, value: Callable[[Figures], float]) -> list[float]:
         return [number for run in self.runs.values() if not math.isnan(number := value(run))]
 
@@ -77,6 +83,7 @@ def figures(folder: Path) -> Figures | None:
         train=_number(best["fit_accuracy"]),
         local=judgement(best, "local"),
         world=judgement(best, "global"),
+        best=max(judgement(event, "global") for event in judged),
         rand=_number(summary.get("adjusted_rand_index")),
         clusters=int(summary["clusters"]),
         settled=max(
@@ -133,104 +140,9 @@ def _best_rate(rates: dict[float | None, dict[int, Figures]]) -> float | None:
     return max(full, key=trained)
 
 
-def write_results(directory: Path, comparison: Comparison) -> list[Path]:
-    """All tables and pictures of what is done so far."""
-    from fedrc_flwr.compare import pictures
-
-    table = lines(directory, comparison)
-    paths = write_tables(directory, comparison, table)
-    paths += pictures.draw_curves(directory, comparison, table)
-    return paths + pictures.draw_clusters(directory, comparison, table)
-
-
-def write_tables(directory: Path, comparison: Comparison, table: list[Line]) -> list[Path]:
-    """``table.md``, ``table.csv`` with the same figures, ``runs.csv`` with those of each run."""
-    markdown, values = directory / "table.md", directory / "table.csv"
-    markdown.write_text(table_text(comparison, table), "utf-8")
-    with open(values, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(CSV_HEADER)
-        for line in table:
-            for name, value in COLUMNS:
-                writer.writerow(
-                    [line.column, line.row, "" if line.rate is None else line.rate, len(line.runs),
-                     name, _exact(line.mean(value)), _exact(line.deviation(value))]
-                )  # fmt: skip
-    return [markdown, values, _write_runs(directory, comparison)]
-
-
-def _write_runs(directory: Path, comparison: Comparison) -> Path:
-    path = directory / "runs.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(RUNS_HEADER + [name for name, _ in COLUMNS])
-        for cell in comparison.cells():
-            found = figures(directory / RUNS / cell.folder)
-            if found is not None:
-                rate = "" if cell.rate is None else cell.rate
-                exact = [_exact(value(found)) for _, value in COLUMNS]
-                writer.writerow([cell.column, cell.row, rate, cell.seed, *exact])
-    return path
-
-
-CSV_HEADER = ["federation", "method", "learning_rate", "seeds", "figure", "mean", "deviation"]
-RUNS_HEADER = ["federation", "method", "learning_rate", "seed"]
-COLUMNS: list[tuple[str, Callable[[Figures], float]]] = [
-    ("local", lambda run: run.local),
-    ("global", lambda run: run.world),
-    ("gap", lambda run: run.local - run.world),
-    ("ARI", lambda run: run.rand),
-    ("clusters", lambda run: float(run.clusters)),
-    ("settled", lambda run: run.settled),
-    ("round", lambda run: float(run.round)),
-    ("s per round", lambda run: run.seconds),
-    ("MB up", lambda run: run.megabytes_up),
-    ("MB down", lambda run: run.megabytes_down),
-]
-ACCURACIES = 4  # the first columns carry a deviation
-
-
-def table_text(comparison: Comparison, table: list[Line]) -> str:
-    """The table in Markdown, one part for each federation."""
-    text = [f"# {comparison.title}", ""]
-    text += [
-        f"Seeds {', '.join(map(str, comparison.seeds))}; scale {comparison.scale:g}. Accuracies at "
-        "the evaluated round of best training accuracy, mean and deviation over the seeds that are "
-        "done; ARI and clusters at the end; settled: the round in which the last cluster was "
-        "removed or merged, over the seeds where one was; seconds and megabytes per round.",
-        "",
-    ]
-    for column in comparison.columns:
-        members = [line for line in table if line.column == column]
-        if not members:
-            continue
-        names = [name for name, _ in COLUMNS]
-        text += [f"## {column}", "", f"| method | {' | '.join(names)} | rate | seeds |"]
-        text += ["|---" * (len(names) + 3) + "|"]
-        text += [_row(line) for line in members] + [""]
-    return "\n".join(text)
-
-
-def _row(line: Line) -> str:
-    parts = []
-    for index, (_, value) in enumerate(COLUMNS):
-        mean, spread = line.mean(value), line.deviation(value)
-        shown = f"{mean:.3f}" if index < ACCURACIES else f"{mean:.1f}"
-        if index < ACCURACIES and not math.isnan(spread):
-            shown += f" ± {spread:.3f}"
-        parts.append("-" if math.isnan(mean) else shown)
-    rate = "as set" if line.rate is None else f"{line.rate:g}"
-    name = line.row.replace("|", "\\|")
-    return f"| {name} | {' | '.join(parts)} | {rate} | {len(line.runs)} |"
-
-
 def _number(value: object, missing: float = math.nan) -> float:
     return float(value) if isinstance(value, (int, float)) else missing
 
 
 def _mean(rounds: list[Event], name: str) -> float:
     return float(np.mean([_number(event.get(name)) for event in rounds]))
-
-
-def _exact(value: float) -> str:
-    return "" if math.isnan(value) else repr(value)

@@ -62,6 +62,7 @@ class DatasetSpec:
     owners : the clients, training ones first, where the dataset is not to be split
     schema : how its raw samples become inputs, and the names of its classes; None: nothing is
         done, and classes have numbers
+    samples : how many there are for training and for observers; 0: known once it is loaded
     """
 
     classes: int
@@ -71,6 +72,7 @@ class DatasetSpec:
     styles: tuple[str, ...] = ()
     owners: tuple[Owner, ...] = ()
     schema: Schema | None = None
+    samples: tuple[int, int] = (0, 0)
 
 
 def as_floats(inputs: NDArray[Any]) -> NDArray[np.float32]:

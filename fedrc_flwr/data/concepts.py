@@ -60,6 +60,16 @@ def assign_concepts(
     return concepts, styled
 
 
+def draw_concepts(
+    concepts: int, styles: int, clients: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Concept of each client, and whether it has one of the styles, each drawn by itself.
+
+    All concepts are equally likely, and so are all styles and having none.
+    """
+    return rng.integers(concepts, size=clients), rng.integers(styles + 1, size=clients) > 0
+
+
 def _round_to_total(values: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     floors = np.floor(values + 1e-9).astype(np.int64)
     remainders = values - floors

@@ -29,13 +29,19 @@ def _digits(directory: Path) -> Dataset:
 
 
 DATASETS = {
-    "digits": DatasetSpec(10, (8, 8), _digits, styles=tuple(sorted(STYLES))),
-    "fashion-mnist": DatasetSpec(10, (28, 28), images.fashion_mnist),
-    "cifar10": DatasetSpec(10, (3, 32, 32), partial(images.cifar, 10)),
-    "cifar100": DatasetSpec(100, (3, 32, 32), partial(images.cifar, 100)),
-    "tiny-imagenet": DatasetSpec(200, images.TINY_SHAPE, images.tiny_imagenet),
-    "electricity": DatasetSpec(2, (len(tabular.ELECTRICITY),), tabular.electricity, test_sets=2),
-    "airline": DatasetSpec(2, (tabular.AIRLINE_SIZE,), tabular.airline, test_sets=2),
+    "digits": DatasetSpec(10, (8, 8), _digits, styles=tuple(sorted(STYLES)), samples=(1_437, 360)),
+    "fashion-mnist": DatasetSpec(10, (28, 28), images.fashion_mnist, samples=(60_000, 10_000)),
+    "cifar10": DatasetSpec(10, (3, 32, 32), partial(images.cifar, 10), samples=(50_000, 10_000)),
+    "cifar100": DatasetSpec(100, (3, 32, 32), partial(images.cifar, 100), samples=(50_000, 10_000)),
+    "tiny-imagenet": DatasetSpec(
+        200, images.TINY_SHAPE, images.tiny_imagenet, samples=(100_000, 10_000)
+    ),
+    "electricity": DatasetSpec(
+        2, (len(tabular.ELECTRICITY),), tabular.electricity, test_sets=2, samples=(37_636, 7_676)
+    ),
+    "airline": DatasetSpec(
+        2, (tabular.AIRLINE_SIZE,), tabular.airline, test_sets=2, samples=(41_632, 8_850)
+    ),
 }
 
 

@@ -6,6 +6,7 @@ A client's data is a pure function of the settings, the seed and its index.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrc_flwr.data.base import Dataset, as_floats
-from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
+from fedrc_flwr.data.concepts import assign_concepts, concept_map, draw_concepts, flip_labels
 from fedrc_flwr.data.corruptions import corrupt, styles_for
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
 from fedrc_flwr.data.own import ON_NODES, is_on_nodes, own_spec
@@ -133,6 +134,15 @@ class Scenario:
         clients = min(self.clients, max(math.ceil(self.clients * scale), fewest))
         return {"data.clients": clients, "data.samples-per-client": size}
 
+    def sizes(self) -> tuple[int, int]:
+        """About how many samples a training client and an observer have, without any file."""
+        train, test = self._spec.samples
+        if not train:
+            outlines = [self.outline(index) for index in (0, len(self) - 1)]
+            return len(outlines[0].labels), len(outlines[1].labels) if self.observers else 0
+        each = train * self.settings.copies // self.clients
+        return self.settings.samples_per_client or each, test // self._spec.test_sets
+
     def client(self, index: int) -> ClientData:
         """The data of one client."""
         if not 0 <= index < len(self):
@@ -195,9 +205,11 @@ class Scenario:
         )
         style = "none"
         if plan.corrupted[index]:
-            names = self._spec.styles or sorted(styles_for(self.input_shape))
-            style = f"{rng.choice(names)}-{rng.integers(1, 6)}"
+            style = f"{rng.choice(self._styles())}-{rng.integers(1, 6)}"
         return labels, GroundTruth(concept, style), rng
+
+    def _styles(self) -> Sequence[str]:
+        return self._spec.styles or sorted(styles_for(self.input_shape))
 
     def _training_name(self, index: int) -> str:
         return f"client-{index:0{len(str(self.clients - 1))}d}"
@@ -271,9 +283,14 @@ class Scenario:
                 settings.min_samples,
                 rng,
             )
-            concepts, corrupted = assign_concepts(
-                settings.shares(), settings.corrupted(), self.clients, rng
-            )
+            if settings.at_random():
+                concepts, corrupted = draw_concepts(
+                    len(settings.shares()), len(self._styles()), self.clients, rng
+                )
+            else:
+                concepts, corrupted = assign_concepts(
+                    settings.shares(), settings.corrupted(), self.clients, rng
+                )
             self._plan = Plan([part % len(labels) for part in parts], concepts, corrupted)
         return self._plan
 

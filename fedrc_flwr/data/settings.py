@@ -22,6 +22,7 @@ USUAL_MIX = ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2))
 MIXES = {
     "paper": ((0.5, 0.25, 0.25), (0.4, 0.2, 0.2)),
     "authors": ((0.4, 0.3, 0.3), (1 / 2, 1 / 3, 1 / 3)),
+    "random": ((1 / 3, 1 / 3, 1 / 3), (1.0, 1.0, 1.0)),
 }
 
 
@@ -115,7 +116,8 @@ class DataSettings:
         "`shares`: as the next two keys say; `paper`: as in the paper (30 % of the clients "
         "untouched, 20 % corrupted, 25 + 25 % relabelled, a fifth of them corrupted too); "
         "`authors`: as in the authors' scripts (20 % untouched, 20 % corrupted, 20 + 20 % "
-        "relabelled, 10 + 10 % relabelled and corrupted).",
+        "relabelled, 10 + 10 % relabelled and corrupted); `random`: as in the paper's section 3 "
+        "(each client draws one of three concepts, and one of the dataset's styles or none).",
         choices=("shares", *MIXES),
     )
     concept_shares: str = key(
@@ -186,6 +188,10 @@ class DataSettings:
     def listed(self) -> str:
         """The federation in columns of a list."""
         return f"{self.clients or USUAL_CLIENTS:>4} clients  {self.dataset:<15}"
+
+    def at_random(self) -> bool:
+        """Whether each client draws its concept and its style, instead of exact shares."""
+        return self.mix == "random"
 
     def shares(self) -> tuple[float, ...]:
         """The concepts' shares of the training clients, summing to one."""

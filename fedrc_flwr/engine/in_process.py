@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.bank import choose_device
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, scenario_of
+from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.engine.attacker import armed
 from fedrc_flwr.engine.client import (
     DiskStates,
@@ -121,7 +123,7 @@ def participants(
     """The clients of a configuration's scenario, or those given instead of them."""
     scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
     bank = build_bank(config, choose_device(config.run.device_of(None)))
-    chosen = list(clients) or [scenario.client(index) for index in range(len(scenario))]
+    chosen = list(clients) or _all_clients(config.data, config.seed)
     for index, data in enumerate(chosen):
         noise = config.privacy.noise_of(None)
         confusion = config.privacy.sends_confusion(None, None)
@@ -130,12 +132,26 @@ def participants(
         yield armed(honest, config.attack, index, scenario.clients)
 
 
-def in_memory(config: RunConfig, clients: Iterable[ClientData] = ()) -> tuple[Rounds, InProcess]:
-    """The rounds of a federation and its clients, to be stepped by hand; nothing is written."""
+@lru_cache(maxsize=1)
+def _all_clients(settings: DataSettings, seed: int) -> list[ClientData]:
+    """Every client's data: built once for runs on the same federation, one after the other."""
+    scenario = scenario_of(settings, seed)
+    return [scenario.client(index) for index in range(len(scenario))]
+
+
+def in_memory(
+    config: RunConfig,
+    clients: Iterable[ClientData] = (),
+    states: Callable[[str], States] = lambda name: MemoryStates(),
+) -> tuple[Rounds, InProcess]:
+    """The rounds of a federation and its clients, to be stepped by hand.
+
+    Nothing is written, unless the clients' ``states`` are.
+    """
     scenario, algorithm = scenario_of(config.data, config.seed), build_algorithm(config)
     state = algorithm.initial_state(initial_models(config, algorithm.models))
     rounds = Rounds(algorithm, state, scenario.classes, config.federation, config.seed)
-    carrier = InProcess(participants(config, lambda name: MemoryStates(), clients), rounds)
+    carrier = InProcess(participants(config, states, clients), rounds)
     rounds.enrol(carrier.refresh())
     return rounds, carrier
 
@@ -153,16 +169,25 @@ def run_in_process(
     clients = list(participants(config, states))  # what cannot run writes nothing
     run = Run(config, directory)
     carrier = InProcess(clients, run.rounds)
-    with _threads(run.rounds):
+    with thread_limit(run.rounds):
         return run.go(carrier, lambda: run.rounds.enrol(carrier.refresh()), on_event)
 
 
 @contextmanager
-def _threads(rounds: Rounds) -> Iterator[None]:
+def thread_limit(rounds: Rounds) -> Iterator[None]:
     """One thread for a small network: several would mostly wait for one another."""
+    if max(len(vector) for vector in rounds.state.models.values()) >= SMALL_NETWORK:
+        yield
+        return
+    with one_thread():
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for the time being."""
     before = torch.get_num_threads()
-    if max(len(vector) for vector in rounds.state.models.values()) < SMALL_NETWORK:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

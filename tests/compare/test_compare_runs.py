@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrc_flwr.cli import app
-from fedrc_flwr.compare import pictures, results, runner
+from fedrc_flwr.compare import pictures, results, runner, tables
 from fedrc_flwr.compare.plan import Comparison
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import ConfigError
@@ -115,7 +115,7 @@ def test_a_comparison_stopped_and_started_again_repeats_nothing_and_has_the_same
     rounds = read_events(tmp_path / "b/runs/digits/fedrc/seed0" / METRICS)
     assert [e["round"] for e in rounds if e["event"] == "round"] == [1, 2, 3, 4]
     assert without_seconds(tmp_path / "a/table.csv") == without_seconds(tmp_path / "b/table.csv")
-    assert len(without_seconds(tmp_path / "a/table.csv")) == 1 + 2 * 9
+    assert len(without_seconds(tmp_path / "a/table.csv")) == 1 + 2 * 10
 
     # A third time there is nothing left to do
     count = len(engine.started)
@@ -165,7 +165,7 @@ def test_settled_is_the_mean_over_the_seeds_where_a_cluster_went(tmp_path: Path)
     [line] = results.lines(tmp_path, comparison)
 
     assert line.mean(lambda run: run.settled) == 1.5
-    results.write_tables(tmp_path, comparison, [line])
+    tables.write_tables(tmp_path, comparison, [line])
     with open(tmp_path / "runs.csv", newline="") as file:
         assert [row["settled"] for row in csv.DictReader(file)] == ["2.0", "1.0", ""]
 
@@ -403,8 +403,8 @@ def test_means_deviations_and_the_learning_rate_by_hand(tmp_path: Path) -> None:
     assert line.mean(lambda run: run.world) == pytest.approx(0.5)
     # Sample deviation of 0.4 and 0.6
     assert line.deviation(lambda run: run.world) == pytest.approx(math.sqrt(0.02))
-    text = results.table_text(comparison, [line])
-    assert "| M | 0.600 ± 0.141 | 0.500 ± 0.141 | 0.100 ± 0.000 | - | 2.0 |" in text
+    text = tables.table_text(tmp_path, comparison, [line])
+    assert "| M | 0.600 ± 0.141 | 0.500 ± 0.141 | 0.100 ± 0.000 | 0.500 ± 0.141 | - | 2.0 |" in text
     assert text.rstrip().endswith("| 0.2 | 2 |")
 
 
@@ -435,3 +435,28 @@ def test_rates_compete_over_the_seeds_that_they_share(tmp_path: Path) -> None:
     [line] = results.lines(tmp_path, comparison)
 
     assert (line.rate, set(line.runs)) == (0.2, {0, 2})
+
+
+def test_gains_are_over_fedavg_on_the_same_seeds_and_stand_beside_the_papers_figures(
+    tmp_path: Path,
+) -> None:
+    # FedAvg is done on seeds 0 and 1, the other on seed 1 alone: 0.9 - 0.4
+    comparison = Comparison(
+        "t",
+        {"FedAvg": {"algorithm": "fedavg"}, "M": {"algorithm": "ifca"}},
+        {"x": {"scenario": "digits"}},
+        seeds=(0, 1),
+        reproduces="table 9",
+        paper={"x": {"M": (None, 0.425)}},
+        differs=("Fewer clients.",),
+    )
+    write_run(tmp_path / "runs/x/fedavg/seed0", [judged(0.5, 0.5, 0.2)])
+    write_run(tmp_path / "runs/x/fedavg/seed1", [judged(0.5, 0.5, 0.4)])
+    write_run(tmp_path / "runs/x/m/seed1", [judged(0.1, 0.8, 0.95), judged(0.6, 0.8, 0.9)])
+
+    text = tables.table_text(tmp_path, comparison, results.lines(tmp_path, comparison))
+
+    assert "Stands for table 9 of the FedRC paper." in text
+    assert "| M | 0.800 | 0.900 | -0.100 | +0.500 | 0.950 |" in text
+    assert "| - 0.425 | as set | 1 |" in text
+    assert "- Fewer clients." in text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,12 +105,45 @@ def test_every_ready_made_comparison_is_complete(name: str) -> None:
         load_config(cell.settings)
 
 
-def test_the_papers_tables_and_ablations_are_there() -> None:
-    assert set(comparison_names()) >= {
-        "main", "resnet18", "clusters", "concepts", "imbalance", "few-clusters", "participation",
-        "local-epochs", "count-noise", "shared-extractor", "hard-clustering", "single-shifts",
-        "label-noise", "adaptive", "drift",
+def test_every_table_and_figure_with_results_has_a_comparison() -> None:
+    told = " ".join(read_comparison(name).reproduces for name in comparison_names())
+    numbers = {
+        kind: {int(n) for part in re.findall(rf"{kind}s? ([\d, and]+)", told)
+               for n in re.findall(r"\d+", part)}
+        for kind in ("table", "figure")
     }  # fmt: skip
+
+    assert numbers["table"] == set(range(1, 16))
+    # 1, 5 and 10 are drawings; 8 and 9 are examples/toy_case.py.
+    assert numbers["figure"] == {2, 3, 4, 6, 7, 11, 12, 13, 14, 15, 16}
+
+
+def test_the_papers_figures_are_shares() -> None:
+    paper = read_comparison("main").paper
+
+    assert paper["FashionMNIST"]["FedRC"] == pytest.approx((0.6651, 0.59))
+    assert read_comparison("drift").paper["Electricity"]["FedEM"] == (None, pytest.approx(0.5479))
+
+
+def test_weights_are_for_the_networks_that_have_them() -> None:
+    planned = with_changes(read_comparison("main"), (0,), (0.1,), {"model.weights": "w.pt"}, None)
+
+    given = {cell.column: cell.settings.get("model.weights") for cell in planned.cells()}
+
+    assert given == {
+        "FashionMNIST": None, "CIFAR-10": "w.pt", "CIFAR-100": "w.pt", "Tiny-ImageNet": "w.pt",
+    }  # fmt: skip
+    for cell in planned.cells():
+        load_config(cell.settings)
+
+
+def test_weights_of_a_row_are_not_left_out() -> None:
+    planned = Comparison("t", {"A": {"model.weights": "w.pt"}}, {"x": {"scenario": "digits"}})
+
+    [cell] = planned.cells()
+
+    with pytest.raises(ConfigError, match=r"model.weights = 'w.pt'"):
+        load_config(cell.settings)
 
 
 def test_the_command_line_has_the_last_word() -> None:
@@ -165,6 +199,9 @@ def test_what_cannot_run_is_refused_before_anything_starts(change: dict, words: 
         ("rows: {a: {}}\ncolumns: {b: {}}\nset: [1]", r"set = \[1\]: expected settings"),
         ("rows: {a: 3}\ncolumns: {b: {}}", "rows: a = 3: expected settings"),
         ("rows: {a: {}}\ncolumns: {b: {}}\nlearning-rates: 1", "learning-rates = 1: expected a"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\npaper: {b: {a: 3}}", "paper: b: a = 3: expected local"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\npaper: {b: {c: [1, 2]}}", "paper: b: c: no such"),
+        ("rows: {a: {}}\ncolumns: {b: {}}\ndiffers: a", "differs = 'a': expected a list"),
         ("rows: {a: {}, a: {}}\ncolumns: {b: {}}", "a is given twice"),
         ("rows: {a", "comparison"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrc_flwr.data.concepts import assign_concepts, concept_map, flip_labels
+from fedrc_flwr.data.concepts import assign_concepts, concept_map, draw_concepts, flip_labels
 
 
 def sizes(shares: tuple[float, ...], clients: int, seed: int = 0) -> list[int]:
@@ -117,3 +117,12 @@ def test_labels_without_noise_stay(how: str, rate: float, classes: int) -> None:
     noisy = flip_labels(labels, how, rate, classes, np.random.default_rng(0))
 
     np.testing.assert_array_equal(noisy, labels)
+
+
+def test_drawn_concepts_and_styles_are_equally_likely_and_independent() -> None:
+    # 19 styles or none: one client in twenty has none, whatever its concept
+    concepts, styled = draw_concepts(3, 19, 60_000, np.random.default_rng(0))
+
+    assert np.bincount(concepts) / 60_000 == pytest.approx([1 / 3] * 3, abs=0.01)
+    for concept in range(3):
+        assert 1 - styled[concepts == concept].mean() == pytest.approx(0.05, abs=0.006)
