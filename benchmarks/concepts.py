@@ -7,7 +7,9 @@ Every federation is trained with the recipe `default` and nothing else: K is nev
 chooses what is run beside it: `told`, the same training with the true concepts in place of those
 that were found (the ceiling), `fedavg`, FLUX's way of grouping clients in place of ours (`flux`
 and `flux plain`, see flux.py), and other algorithms, that begin with the same groups or, told how
-many concepts there are, as they were published. Each run is a line of the results file; runs that are there already are not repeated.
+many concepts there are, as they were published. In the federations `two-in-one...` two clients
+hold two concepts each, and their weights are in the results (see mixed.py). Each run is a line of
+the results file; runs that are there already are not repeated.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from bare import machine
 from flux import in_place_of_discovery
+from mixed import shares, two_in_one
 from tables import dealt
 
 from fedrc_flwr.algorithms import places
@@ -60,6 +63,9 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "alpha-0.5": {**THIRTY, "data.alpha": 0.5},
     "wrong-labels-pair": {**THIRTY, "data.label-noise": "pair"},
     "wrong-labels-symmetric": {**THIRTY, "data.label-noise": "symmetric"},
+    "two-in-one": {"scenario": "digits"},
+    "two-in-one-skewed": {"scenario": "digits", "data.alpha": 1.0},
+    "two-in-one-thirty": THIRTY,
     "a-third": {**THIRTY, "federation.fraction": 1 / 3},
     "clinics": {},
     "breast cancer": {},
@@ -164,7 +170,8 @@ def run(federation: str, row: str, seed: int, changed: dict[str, Any]) -> dict[s
     if chosen.get(f"{row}.start") == "paper":
         chosen = {**chosen, f"{row}.clusters": CONCEPTS.get(federation, 3)}
     config = load_config({**settings(federation, seed), **chosen, **changed})
-    rounds, carrier = in_memory(config)
+    clients, mixed = two_in_one(config) if federation.startswith("two-in-one") else ([], {})
+    rounds, carrier = in_memory(config, clients)
     events: list[dict[str, Any]] = []
     started = time.process_time()
     with wrapped(lambda: rounds.state):
@@ -187,6 +194,7 @@ def run(federation: str, row: str, seed: int, changed: dict[str, Any]) -> dict[s
         "curve": [[e["round"], e.get("local_accuracy"), e.get("global_accuracy")]
                   for e in events if e.get("local_accuracy") is not None],
         "said": sentences,
+        "two in one": shares(state, mixed),
         "seconds": round(time.process_time() - started),
     }  # fmt: skip
 
