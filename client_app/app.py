@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from logging import ERROR, INFO
 
-import psutil
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
@@ -30,16 +28,14 @@ from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import FedRCError, RunError
 
 app = ClientApp()
-_messages = itertools.count()
 
 
-def _received() -> float:
-    """When this message's work began.
-
-    In a deployment every message starts a process, so start-up and imports count. In a simulation
-    this holds only for a process's first message.
-    """
-    return psutil.Process().create_time() if next(_messages) == 0 else time.time()
+def _received(message: Message) -> float:
+    """When this message arrived. The resident node tells in seconds; elsewhere it is now."""
+    try:
+        return float(message.metadata.delivered_at)
+    except ValueError:
+        return time.time()
 
 
 @contextmanager
@@ -94,7 +90,7 @@ def _unexpected(error: Exception) -> Exception | None:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round on this client's samples."""
-    received = _received()
+    received = _received(message)
     with _discreet(context):
         client = participant(context)
         broadcast = wire.decode_broadcast(message.content, client.bank.layout)

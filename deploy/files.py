@@ -16,6 +16,8 @@ from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.flower import Tls
 from fedrc_flwr.privacy import CONFUSION
 
+#: The node of this project, and Flower's own.
+RESIDENT, FLOWER = "resident", "flower"
 LONGEST_NAME = 128  # of a node, in characters
 #: Where Flower behind the gate and a node listen, unless their files say otherwise.
 CONTROL, NODE = Address("127.0.0.1", 8002), Address("127.0.0.1", 9094)
@@ -119,11 +121,15 @@ class NodeFile:
         ``without-noise`` (if it adds none), ``always`` or ``never``; None: the run's
     state : directory of the client's state
     threads : cores that this node may use; None: all. Divide them if several nodes share a machine
-    listen : where the node talks to its own client processes; keep it on loopback
+    listen : the node's own port: its health, and its executor with ``--alone``; keep it on loopback
     health : where the gRPC health protocol is answered; keep it on loopback
     metrics : where Prometheus may ask, plain text and without a password: keep it on loopback
     insecure : plain text and no key, for trials on one machine
-    executor_secret : what SuperNode and executor share; None: a file in ``state``
+    executor_secret : what the node and its executor share; None: a file in ``state``
+    supernode : ``resident``, or ``flower`` for Flower's own SuperNode
+    isolate_tasks : whether each message is worked on in a process of its own, a copy of the worker
+    worker_memory : megabytes; a worker that holds more after a message is replaced; None: no limit
+    largest_message : megabytes that a message may have
     policy : what a run may do on this node
     """
 
@@ -145,11 +151,15 @@ class NodeFile:
     metrics: Address | None = None
     insecure: bool = False
     executor_secret: Path | None = None
+    supernode: str = RESIDENT
+    isolate_tasks: bool = False
+    worker_memory: int | None = None
+    largest_message: int = 1024
     policy: Policy = field(default_factory=Policy)
 
     @property
     def secret(self) -> Path:
-        """The secret that the SuperNode and its executor share."""
+        """The secret that the node and its executor share."""
         return self.executor_secret or self.state / "executor.secret"
 
     def node_config(self) -> dict[str, Any]:
@@ -223,8 +233,17 @@ def read_node_file(path: Path) -> NodeFile:
         raise ConfigError(
             f"{path}: confusion = {file.confusion!r}: expected without-noise, always or never"
         )
-    if file.threads is not None and file.threads < 1:
-        raise ConfigError(f"{path}: threads = {file.threads}: expected a number from 1")
+    if file.supernode not in (RESIDENT, FLOWER):
+        raise ConfigError(
+            f"{path}: supernode = {file.supernode!r}: expected {RESIDENT} or {FLOWER}"
+        )
+    for name, value in (
+        ("threads", file.threads),
+        ("worker-memory", file.worker_memory),
+        ("largest-message", file.largest_message),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{path}: {name} = {value}: expected a number from 1")
     _demand_security(path, file.insecure, {"ca": file.ca, "key": file.key})
     return file
 

@@ -1,4 +1,4 @@
-"""Starting server and node: check first, then replace this process by Flower's program."""
+"""Starting server and node: check first, then replace this process by the program itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deploy.certificates import (
     load_certificate,
 )
 from deploy.database import prepare_database
-from deploy.files import NodeFile, SuperLinkFile, read_node_file, read_superlink_file
+from deploy.files import FLOWER, NodeFile, SuperLinkFile, read_node_file, read_superlink_file
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.preflight import (
     check_executor,
@@ -37,6 +37,8 @@ from fedrc_flwr.flower import Tls
 from server_app.names import REGISTRY
 
 INNER_DAYS = 730
+#: The versions of Flower whose fleet protocol the resident node was run with: from, and below.
+TESTED_FLOWER = ((1, 41), (1, 42))
 
 
 def launch_superlink(path: Path) -> None:
@@ -80,9 +82,9 @@ def launch_serverapp(path: Path) -> None:
 
 
 def launch_supernode(path: Path, alone: bool = False) -> None:
-    """Check node.yaml and run the SuperNode in this process, with its executor as a child.
+    """Check node.yaml and run the node in this process; its worker is a child.
 
-    ``alone``: `fedrc clientapp` runs the executor, as another user, who has no access to the key.
+    ``alone``: `fedrc clientapp` runs the worker, as another user, who has no access to the key.
     """
     file = read_node_file(path)
     announce(f"node {file.name} of the SuperLink at {file.superlink}")
@@ -95,24 +97,25 @@ def launch_supernode(path: Path, alone: bool = False) -> None:
     ensure_secret(file.secret)
     if alone:
         file.secret.chmod(0o640)
-    else:
-        subprocess.Popen(
-            executor_command(path, os.getpid()),
-            cwd=file.state,
-            env={**flower.environment(), **_threads(file)},
-        )
-    _become(supernode_command(file), cwd=None if alone else file.state)
+    folder = None if alone else file.state
+    if resident(file):
+        _become([*node_program(path), *(["--alone"] if alone else [])], cwd=folder)
+        return
+    if not alone:
+        command = [*executor_command(path, file), str(os.getpid())]
+        subprocess.Popen(command, cwd=file.state, env=flower.environment())
+    _become(supernode_command(file), cwd=folder)
 
 
 def launch_clientapp(path: Path) -> None:
-    """Run the executor of a node's tasks in this process, beside `fedrc supernode --alone`."""
+    """Execute a node's tasks in this process, beside `fedrc supernode --alone`."""
     file = read_node_file(path)
     announce(f"executor of the node {file.name} at {file.listen}")
     demand(check_executor(file))
     if os.access(path, os.W_OK):
         warning = f"this user can write {path}, so that the code of a run could change its policy"
         print(Finding(WARNING, warning), flush=True)
-    _become(executor_command(path), cwd=file.state, **_threads(file))
+    _become(executor_command(path, file), cwd=file.state)
 
 
 def monitor_command(path: Path, parent: int) -> list[str]:
@@ -122,14 +125,27 @@ def monitor_command(path: Path, parent: int) -> list[str]:
     ]  # fmt: skip
 
 
-def executor_command(path: Path, parent: int | None = None) -> list[str]:
+def resident(file: NodeFile) -> bool:
+    """Whether this project's node is run, and not Flower's; told in a line where it is not."""
+    if file.supernode == FLOWER:
+        print("supernode: flower: Flower's own SuperNode, as node.yaml says", flush=True)
+        return False
+    if TESTED_FLOWER[0] <= flower.version() < TESTED_FLOWER[1]:
+        return True
+    told = ".".join(map(str, flower.version()))
+    print(f"Flower {told} is not known to the resident node: Flower's own SuperNode", flush=True)
+    return False
+
+
+def node_program(path: Path) -> list[str]:
+    """What runs the resident node of a file: an interpreter without what the checks imported."""
+    return [sys.executable, "-P", "-m", "deploy.node", str(path.resolve())]
+
+
+def executor_command(path: Path, file: NodeFile) -> list[str]:
     """What executes the tasks of a node's file."""
-    program = [sys.executable, "-m", "deploy.executor", str(path.resolve())]
-    return program if parent is None else [*program, str(parent)]
-
-
-def _threads(file: NodeFile) -> dict[str, str]:
-    return {} if file.threads is None else {"OMP_NUM_THREADS": str(file.threads)}
+    module = "deploy.node.executor" if resident(file) else "deploy.node.superexec"
+    return [sys.executable, "-P", "-m", module, str(path.resolve())]
 
 
 def superlink_command(file: SuperLinkFile) -> list[str]:
@@ -199,7 +215,7 @@ def demand(findings: Iterable[Finding]) -> None:
 
 
 def _become(command: list[str], cwd: Path | None = None, **settings: str) -> None:
-    """Replace this process: signals and exit codes are Flower's own from here on."""
+    """Replace this process: signals and exit codes are the program's own from here on."""
     if cwd is not None:
         os.chdir(cwd)
     os.execve(command[0], command, {**flower.environment(), **settings})

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def program(name: str) -> str:
     if path is None:
         raise ConfigError(f"{name} is not installed here: pip install 'flwr[simulation]>=1.41'")
     return path
+
+
+def version() -> tuple[int, int]:
+    """Major and minor number of the Flower that is installed."""
+    major, minor = metadata.version("flwr").split(".")[:2]
+    return int(major), int(minor)
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,47 @@
+"""What a node has done since it was started."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    """Counters of a node, read by whoever watches it.
+
+    Parameters
+    ----------
+    online : whether the node has signed on at its SuperLink
+    busy : whether a message is being worked on
+    messages : messages that arrived, by their type
+    refused, failed : those that the policy refused; those whose reply was an error
+    died : workers that ended without an answer
+    bytes_down, bytes_up : of messages and replies
+    seconds : spent on receiving, working and sending
+    last_message : when the last one arrived, in seconds since 1970
+    workers : worker processes that were started
+    worker_memory : bytes that the worker held after its last task; 0: there is none
+    """
+
+    online: bool = False
+    busy: bool = False
+    messages: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
+    failed: int = 0
+    died: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    last_message: float = 0.0
+    workers: int = 0
+    worker_memory: int = 0
+
+    def arrived(self, kind: str) -> None:
+        """A message has arrived."""
+        self.messages[kind] = self.messages.get(kind, 0) + 1
+        self.last_message = time.time()
+
+    def spent(self, phase: str, seconds: float) -> None:
+        """Time went by on one thing."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
