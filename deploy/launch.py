@@ -98,9 +98,10 @@ def launch_supernode(path: Path, alone: bool = False) -> None:
     if alone:
         file.secret.chmod(0o640)
     folder = None if alone else file.state
-    if resident(file):
+    if (reason := fallback(file)) is None:
         _become([*node_program(path), *(["--alone"] if alone else [])], cwd=folder)
         return
+    print(f"Flower's own SuperNode in place of the resident node: {reason}", flush=True)
     if not alone:
         command = [*executor_command(path, file), str(os.getpid())]
         subprocess.Popen(command, cwd=file.state, env=flower.environment())
@@ -125,16 +126,13 @@ def monitor_command(path: Path, parent: int) -> list[str]:
     ]  # fmt: skip
 
 
-def resident(file: NodeFile) -> bool:
-    """Whether this project's node is run, and not Flower's; told in a line where it is not."""
+def fallback(file: NodeFile) -> str | None:
+    """Why Flower's own SuperNode is run in place of this project's node, if it is."""
     if file.supernode == FLOWER:
-        print("supernode: flower: Flower's own SuperNode, as node.yaml says", flush=True)
-        return False
+        return "node.yaml says so"
     if TESTED_FLOWER[0] <= flower.version() < TESTED_FLOWER[1]:
-        return True
-    told = ".".join(map(str, flower.version()))
-    print(f"Flower {told} is not known to the resident node: Flower's own SuperNode", flush=True)
-    return False
+        return None
+    return f"it was not tried with Flower {'.'.join(map(str, flower.version()))}"
 
 
 def node_program(path: Path) -> list[str]:
@@ -144,7 +142,7 @@ def node_program(path: Path) -> list[str]:
 
 def executor_command(path: Path, file: NodeFile) -> list[str]:
     """What executes the tasks of a node's file."""
-    module = "deploy.node.executor" if resident(file) else "deploy.node.superexec"
+    module = "deploy.node.superexec" if fallback(file) else "deploy.node.executor"
     return [sys.executable, "-P", "-m", module, str(path.resolve())]
 
 

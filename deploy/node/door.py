@@ -73,8 +73,8 @@ class _Caller(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _health(self) -> None:
-        online = self.server.tally.online
-        told = json.dumps({"status": "ok" if online else "not signed on"}).encode()
+        online, busy = self.server.tally.online, self.server.tally.busy
+        told = json.dumps({"status": "ok" if online else "not signed on", "busy": busy}).encode()
         self.send_response(HTTPStatus.OK if online else HTTPStatus.SERVICE_UNAVAILABLE)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(told)))

@@ -103,7 +103,7 @@ def test_a_run_that_names_a_function_on_the_node_is_refused(
     module = tmp_path / "theirs.py"
     module.write_text(
         "import os, pathlib\nfrom torch import nn\n"
-        f"if 'deploy.task' in open('/proc/self/cmdline').read(): "
+        f"if 'deploy.node' in open('/proc/self/cmdline').read(): "
         f"pathlib.Path({str(loot)!r}).write_text('taken')\n"
         "def net(input_shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
@@ -135,20 +135,17 @@ def test_an_honest_run_goes_through_and_so_does_an_app_that_was_allowed(
     assert summary["status"] == "completed"
 
 
-def test_a_local_stranger_cannot_fetch_the_nodes_tasks(federation: Federation) -> None:
-    import httpx
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
+def test_an_app_that_is_not_allowed_is_refused_while_the_worker_of_another_is_warm(
+    federation: Federation, tmp_path: Path
+) -> None:
+    done, _ = attempt(federation, "warm")
+    assert done.completed, done.reason
+    (worker,) = federation.processes("deploy.node.worker")
+    loot = tmp_path / "loot"
 
-    from deploy.files import read_node_file
+    done, events = attempt(federation, "hostile-beside-a-warm-one", hostile_app(tmp_path, loot))
 
-    file = read_node_file(federation.folder / "hospital" / "node.yaml")
-    client = RuntimeHttpClient.from_server_address(
-        server_address=str(file.listen), insecure=True, root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-    )  # fmt: skip
-
-    with pytest.raises(httpx.HTTPStatusError, match="401"):
-        client.AcquireTask(AcquireTaskRequest(supported_task_types=list(TaskType)))
+    assert not done.completed
+    assert not loot.exists()
+    assert "its policy does not allow this app" in reasons(events)
+    assert federation.processes("deploy.node.worker") == [worker]

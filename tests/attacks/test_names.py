@@ -9,9 +9,7 @@ import pytest
 from processes import Federation, Part, fedrc, wait_until
 from settings_of import PLAIN, dotted
 
-from deploy.files import read_node_file
-from deploy.launch import executor_command, supernode_command
-from fedrc_flwr import flower
+from deploy.launch import node_program
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
@@ -37,19 +35,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         made.stop()
 
 
-def unchecked(federation: Federation, name: str) -> list[Part]:
+def unchecked(federation: Federation, name: str) -> Part:
     """A node without the checks of `fedrc supernode`, as somebody would start it who means ill."""
     path = federation.folder / name / "node.yaml"
-    file = read_node_file(path)
-    file.state.mkdir(parents=True, exist_ok=True)
-    file.secret.write_text("0" * 64)
-    file.secret.chmod(0o600)
-    environment = f"PATH={flower.environment()['PATH']}"
-    return [
-        Part(federation.folder, f"{name}-node", ["env", environment, *supernode_command(file)],
-             federation.mark),
-        Part(federation.folder, f"{name}-executor", executor_command(path), federation.mark),
-    ]  # fmt: skip
+    return Part(federation.folder, f"{name}-node", node_program(path), federation.mark)
 
 
 def test_a_registered_node_under_anothers_name_is_refused_on_both_sides(
@@ -68,8 +57,7 @@ def test_a_registered_node_under_anothers_name_is_refused_on_both_sides(
     run = federation.run("stolen-name", *flags)
     federation.wait_for_round("stolen-name", 1)
     # In the middle of a run, when nobody looks at the list of nodes any more.
-    for part in unchecked(federation, "thief"):
-        part.start()
+    unchecked(federation, "thief").start()
 
     assert federation.finish(run) == 0, run.log()
     events = (federation.outputs / "stolen-name" / "metrics.jsonl").read_text()

@@ -28,7 +28,8 @@ OWNER, CLIENT, GROUP = 61_001, 61_002, 61_001
 
 def others_can_run_python() -> bool:
     tried = subprocess.run(
-        ["setpriv", f"--reuid={CLIENT}", "--clear-groups", sys.executable, "-c", "import deploy"],
+        ["setpriv", f"--reuid={CLIENT}", f"--regid={CLIENT}", "--clear-groups",
+         sys.executable, "-c", "import deploy"],
         capture_output=True, check=False,
     )  # fmt: skip
     return tried.returncode == 0

@@ -1,4 +1,4 @@
-"""Starting: checks first, then Flower's program with the right flags in this very process."""
+"""Starting: checks first, then the program with the right flags in this very process."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from deploy.launch import (
     superlink_command,
     supernode_command,
 )
+from fedrc_flwr import flower
 from fedrc_flwr.errors import ConfigError
 
 
@@ -266,22 +267,54 @@ def test_the_executor_becomes_flowers_program_among_the_outputs(
     assert environment["FEDRC_NODES"] == str(tmp_path / "state" / "nodes.json")
 
 
-def test_a_node_becomes_flowers_program_in_its_state(tmp_path: Path, execution: Execution) -> None:
+def test_a_node_becomes_the_resident_one_in_its_state(tmp_path: Path, execution: Execution) -> None:
     made = make_certificates(tmp_path / "certificates")
     shutil.copy(made / "ca.crt", tmp_path / "ca.crt")
     create_node_key(tmp_path / "node.key")
     with health_server(tls=made) as port:
-        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}", threads=3))
+        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}"))
+
+    ((_, command, environment, directory),) = execution.calls
+    assert command[1:] == ["-P", "-m", "deploy.node", str(tmp_path / "node.yaml")]
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert directory == tmp_path / "state"
+    assert not execution.children
+
+
+@pytest.mark.parametrize(
+    ("version", "supernode", "told"),
+    [
+        ((1, 41), "flower", "node.yaml says so"),
+        ((1, 40), "resident", "it was not tried with Flower 1.40"),
+        ((2, 0), "resident", "it was not tried with Flower 2.0"),
+    ],
+)
+def test_flowers_own_supernode_is_the_fallback_with_an_executor_that_checks(
+    tmp_path: Path,
+    execution: Execution,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    version: tuple[int, int],
+    supernode: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(flower, "version", lambda: version)
+    made = make_certificates(tmp_path / "certificates")
+    shutil.copy(made / "ca.crt", tmp_path / "ca.crt")
+    create_node_key(tmp_path / "node.key")
+    with health_server(tls=made) as port:
+        launch_supernode(node_yaml(tmp_path, superlink=f"{HOST}:{port}", supernode=supernode))
 
     ((program, command, _, directory),) = execution.calls
     assert Path(program).name == "flower-supernode"
     assert option(command, "--superlink") == f"{HOST}:{port}"
     assert option(command, "--isolation") == "process"
     assert directory == tmp_path / "state"
-    ((executor, environment, directory),) = execution.children
-    assert executor[1:] == ["-m", "deploy.executor", str(tmp_path / "node.yaml"), str(os.getpid())]
-    assert environment["OMP_NUM_THREADS"] == "3"
+    ((executor, _, directory),) = execution.children
+    path = str(tmp_path / "node.yaml")
+    assert executor[1:] == ["-P", "-m", "deploy.node.superexec", path, str(os.getpid())]
     assert directory == tmp_path / "state"
+    assert capsys.readouterr().out.count(told) == 1
 
 
 def test_a_node_alone_leaves_data_and_state_to_its_executor(
@@ -296,7 +329,8 @@ def test_a_node_alone_leaves_data_and_state_to_its_executor(
         )
         launch_supernode(path, alone=True)
 
-    assert len(execution.calls) == 1
+    ((_, command, _, _),) = execution.calls
+    assert command[3:] == ["deploy.node", str(path), "--alone"]
     assert not execution.children
     assert not (tmp_path / "state").exists()
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o640
@@ -317,7 +351,7 @@ def test_an_executor_needs_the_secret_and_no_key(tmp_path: Path, execution: Exec
     launch_clientapp(path)
 
     ((_, command, _, directory),) = execution.calls
-    assert command[1:] == ["-m", "deploy.executor", str(path)]
+    assert command[1:] == ["-P", "-m", "deploy.node.executor", str(path)]
     assert directory == tmp_path / "state"
 
 

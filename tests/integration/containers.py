@@ -101,7 +101,9 @@ class Project:
         containers = self.containers()
         if service not in containers:
             return False
-        return "deploy.task" in attempt("docker", "top", containers[service]["Id"]).stdout
+        ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9094/health').read())"
+        told = attempt("docker", "exec", containers[service]["Id"], "python3", "-c", ask)
+        return '"busy": true' in told.stdout
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from deploy.files import read_node_file
 from fedrc_flwr.report.log import read_events
 
 BIN = Path(sys.executable).parent
@@ -172,6 +175,15 @@ class Federation:
     def finish(self, run: Part, seconds: float = 400) -> int:
         assert run.process is not None
         return int(run.process.wait(seconds))
+
+    def at_work(self, node: str) -> bool:
+        """Whether a node is working on a message, as its own port says."""
+        file = read_node_file(self.folder / node / "node.yaml")
+        try:
+            with urllib.request.urlopen(f"http://{file.listen}/health", timeout=5) as answer:
+                return bool(json.loads(answer.read())["busy"])
+        except OSError:
+            return False
 
     def processes(self, program: str, part: str | None = None) -> list[psutil.Process]:
         """Processes of this federation that run a program of Flower's."""

@@ -14,10 +14,9 @@ from apps import misbehaving_app
 from processes import Federation, Part, fedrc, wait_until
 from settings_of import PLAIN, configured, dotted
 
-from deploy.files import read_node_file, read_superlink_file
-from deploy.launch import ensure_secret, supernode_command
+from deploy.files import read_superlink_file
+from deploy.launch import node_program
 from deploy.submit import run as submit
-from fedrc_flwr import flower
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.simulation import IN_PROCESS, run_here
 from fedrc_flwr.state import ServerState
@@ -117,23 +116,20 @@ def test_strangers_are_refused_and_seen_while_the_run_goes_on(federation: Federa
     plain = federation.node("plain-text", 0, register=False, ca=None, key=None, insecure=True)
 
     # Past the checks of `fedrc supernode`: the server itself refuses it, too.
-    file = read_node_file(federation.folder / "stolen" / "node.yaml")
-    ensure_secret(file.secret)
-    command = supernode_command(file)
-    path = f"PATH={flower.environment()['PATH']}"
-    forced = Part(federation.folder, "forced", ["env", path, *command], federation.mark)
+    command = node_program(federation.folder / "stolen" / "node.yaml")
+    forced = Part(federation.folder, "forced", command, federation.mark)
 
     for node in (unregistered, stolen, wrong_ca, plain, forced):
         node.start()
         wait_until(lambda node=node: not node.running(), f"{node.name} to be refused")  # type: ignore[misc]
         assert node.process is not None
-        # Flower's own program ends as if it had been interrupted.
-        assert node.process.returncode != 0 or node is forced
+        assert node.process.returncode != 0
 
     assert "was not issued by" in wrong_ca.log()
     assert "it may expect TLS" in plain.log()
     for node in (unregistered, stolen):
         assert "this node is not registered" in node.log(), node.log()
+    assert "does not know this node's key" in forced.log(), forced.log()
     refused = "activate-node: this key is not registered"
     assert refused in federation.superlink.log(), federation.superlink.log()[-2000:]
     assert federation.finish(run) == 0, run.log()
@@ -144,11 +140,12 @@ def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: F
     victim = federation.nodes["client-1"]
     run = federation.run("node-killed", *flags(rounds=5, epochs=60))
     federation.wait_for_round("node-killed", 2)
-    wait_until(lambda: bool(federation.processes("deploy.task", "client-1")), "client-1 at work")
+    wait_until(lambda: federation.at_work("client-1"), "client-1 at work")
 
     victim.kill()
-    for process in federation.processes("deploy.", "client-1"):
-        process.kill()
+    wait_until(
+        lambda: not federation.processes("deploy.node.worker", "client-1"), "its worker to be gone"
+    )
     federation.wait_for_round("node-killed", 3)
 
     def back() -> bool:
