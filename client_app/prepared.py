@@ -1,7 +1,7 @@
 """A node's samples, prepared once and then memory-mapped.
 
-In a deployment every message starts a new process. Building the node's part of the scenario each
-time would cost more than a small round.
+A node's worker is a new process after a restart, for another app, and for every message where tasks
+are isolated. Building the node's part of the scenario each time would cost more than a small round.
 """
 
 from __future__ import annotations
