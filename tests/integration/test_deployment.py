@@ -264,7 +264,8 @@ def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
     rounds = federation.rounds("slow")
     assert rounds[0]["failed"] == {"client-2": "no reply before the deadline"}
     assert all(event["replied"] >= 2 for event in rounds)
-    assert all(event["sampled"] == 3 for event in rounds), "it stays enrolled"
+    # It stays enrolled; silent twice in a row, it is left alone for one round.
+    assert [event["sampled"] for event in rounds] == [3, 3, 2, 3, 3]
     # It did its first round late: it has weights from then on, but no round counted that reply.
     assert not any(event["started_afresh"] for event in rounds)
     assert [event["replied"] for event in rounds[:2]] == [2, 2]
