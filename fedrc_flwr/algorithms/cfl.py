@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, linkage
 
 from fedrc_flwr.algorithms.ifca import HardChoice
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundReport, RoundResult
@@ -172,6 +171,8 @@ def bipartition(updates: list[Vector]) -> np.ndarray:
     linkage finds them: its last step joins the two groups that are farthest apart by their nearest
     members.
     """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to load
+
     stacked = np.stack(updates).astype(np.float64)
     lengths = np.linalg.norm(stacked, axis=1, keepdims=True)
     directions = stacked / np.maximum(lengths, 1e-12)

@@ -7,11 +7,10 @@ that mean different things by it, and of one of smaller distances.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial.distance import pdist
-from scipy.special import gammaln
 
 from fedrc_flwr.discovery.space import Means
 from fedrc_flwr.em import Floats
@@ -31,7 +30,7 @@ LEAST_SCALE, LEAST_SCALE_DIFFERENT = 0.1, 0.2
 MOST_PAIRS = 50_000
 STEPS = 50
 HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
-STUDENT = float(gammaln((TAIL + 1.0) / 2.0) - gammaln(TAIL / 2.0) - 0.5 * np.log(TAIL * np.pi))
+STUDENT = math.lgamma((TAIL + 1) / 2) - math.lgamma(TAIL / 2) - 0.5 * math.log(TAIL * math.pi)
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,8 @@ def _log_distances_between(means: Means) -> tuple[Floats, Floats]:
     If there are many clients, some of them stand for all: evenly spaced in the order of their
     distance from the centre, which does not depend on the order of the clients.
     """
+    from scipy.spatial.distance import pdist  # slow to load
+
     classes = means.points.shape[1]
     most = max(int(np.sqrt(2.0 * MOST_PAIRS / classes)), 2)
     squared, noise = [], []

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.errors import DivergedError
@@ -115,6 +114,8 @@ def _mahalanobis(features: Floats, means: Floats, labels: Labels, kept: Flags, h
 
     The unit is the scatter of the ``kept`` samples around the means of the ``held`` labels.
     """
+    from scipy.linalg import solve_triangular  # slow to load
+
     width = features.shape[1]
     residuals = (features - means[labels])[kept]
     covariance = residuals.T @ residuals / max(len(residuals) - held, 1)

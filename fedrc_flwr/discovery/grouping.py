@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from fedrc_flwr.discovery.distances import Distances, contrast, fit
 from fedrc_flwr.discovery.evidence import AGREEMENTS, likelihoods
@@ -146,6 +145,8 @@ def _weights(
 
     Rows are zero for clients that have no group and contradict them all.
     """
+    from scipy.special import softmax  # slow to load
+
     same, different = likelihoods_for_groups(means, groups, distances, agreement)
     evidence = belonging(means, groups, same, different)
     sizes = np.bincount(groups[groups >= 0], minlength=evidence.shape[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from fedrc_flwr.em import Labels
 
@@ -37,6 +36,8 @@ def succession(groups: Labels, before: Labels, clusters: tuple[int, ...], new: i
     clusters : the ids of all clusters so far
     new : the smallest id that was never used
     """
+    from scipy.optimize import linear_sum_assignment  # slow to load
+
     count = int(groups.max()) + 1
     known = (groups >= 0) & np.isin(before, clusters)
     shared = np.zeros((count, len(clusters)))

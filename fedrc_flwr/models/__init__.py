@@ -103,7 +103,9 @@ def build_model(
         parameters
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # torch.manual_seed would also note the seed, with a stack trace, for every kind of device
+        # that this machine lacks: many times the work, and memory that is never freed.
+        torch.default_generator.manual_seed(seed)
         name = settings.chosen(input_shape)
         if name == "mlp":
             return mlp(input_shape, classes, settings.hidden, settings.standardise)
