@@ -19,6 +19,8 @@ from fedrc_flwr.engine import outputs
 from fedrc_flwr.report.figures import draw_mixture_weights
 
 torch.set_num_threads(1)
+# Importing a hundred test modules makes much that stays and hardly any garbage.
+gc.disable()
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -61,3 +63,4 @@ def pytest_collection_finish() -> None:
     """What is loaded stays, so that collecting garbage need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def run_alone(folders: list[Path], suffix: str) -> None:
     """In a process of its own, ask the folders' models for 1, 2 and all of their samples."""
     blocked = ["fedrc_flwr", "flwr", *(["torch", "onnx"] if suffix == ".onnx" else ["onnxruntime"])]
     code = textwrap.dedent(ALONE).format(
-        packages=sysconfig.get_paths()["purelib"], blocked=blocked, suffix=suffix,
+        packages=str(Path(np.__file__).parents[1]), blocked=blocked, suffix=suffix,
         folders=[str(folder) for folder in folders], load=textwrap.dedent(LOAD[suffix]).strip(),
     )  # fmt: skip
     done = subprocess.run(
