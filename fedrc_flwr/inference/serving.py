@@ -92,10 +92,23 @@ def serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) ->
     ----------
     say : called with a line when the server is ready, and when it stops
     """
-    asyncio.run(_serve(model, options, say))
+    asyncio.run(_serve_until_signal(model, options, say))
 
 
-async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], None]) -> None:
+async def _serve_until_signal(
+    model: Personal, options: ServeOptions, say: Callable[[str], None]
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve_until(stop, model, options, say)
+
+
+async def serve_until(
+    stop: asyncio.Event, model: Personal, options: ServeOptions, say: Callable[[str], None]
+) -> None:
+    """Serve until ``stop`` is set, then finish the requests in progress."""
     from fedrc_flwr.inference.endpoint import Endpoint
 
     options.check()
@@ -104,10 +117,6 @@ async def _serve(model: Personal, options: ServeOptions, say: Callable[[str], No
     endpoint = Endpoint(
         options.name, model, options.max_batch, options.batch_delay, options.max_requests
     )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     try:
         rpc, port, checks = _grpc_server(endpoint, options, credentials, token)
         web = None if options.http_port is None else _HttpServer(endpoint, options, token)

@@ -1,4 +1,4 @@
-"""`fedrc serve` as a process, under half-sent requests and asked by strangers."""
+"""`fedrc serve` under half-sent requests and asked by strangers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes import wait_until
-from test_serving import INPUTS, Served, asked, serving
+from test_serving import INPUTS, Served, asked, serving, serving_process
 from trained_run import concept_checkpoint, write_run
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
@@ -107,8 +107,8 @@ def test_half_sent_requests_keep_nobody_out_and_end(tmp_path: Path) -> None:
 
 def test_one_address_cannot_take_all_connections_nor_the_memory(tmp_path: Path) -> None:
     limits = ("--max-per-address", "20", "--request-seconds", "60", "--max-message-mb", "4")
-    with serving(tmp_path, *limits) as served:
-        process = psutil.Process(served.process.pid)
+    with serving_process(tmp_path, *limits) as (served, started):
+        process = psutil.Process(started.pid)
         before = process.memory_info().rss
         taken = [sent(served, half_a_body(4_000_000)) for _ in range(19)]
         for connection in taken:

@@ -1,9 +1,10 @@
-"""`fedrc serve` as a process, asked by a client that we did not write; and the way from a run."""
+"""`fedrc serve`, asked by a client that we did not write; and the way from a run."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import re
 import signal
 import subprocess
@@ -25,8 +26,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from processes import FEDRC, fedrc
 from trained_run import concept_checkpoint, write_run
 from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
 from deploy.certificates import create_authority, issue_server_certificate
+from fedrc_flwr import inference
+from fedrc_flwr.cli import app
 from fedrc_flwr.inference import (
     Trained,
     Weights,
@@ -36,6 +40,7 @@ from fedrc_flwr.inference import (
     write_weights,
 )
 from fedrc_flwr.inference.protocol import MESSAGES, SERVICE
+from fedrc_flwr.inference.serving import serve_until
 from fedrc_flwr.report.log import read_events
 
 INPUTS = np.random.default_rng(4).random((40, 8, 8), dtype=np.float32)
@@ -45,7 +50,6 @@ INPUTS = np.random.default_rng(4).random((40, 8, 8), dtype=np.float32)
 class Served:
     """A running server, and what it ought to answer."""
 
-    process: subprocess.Popen[str]
     address: str
     http: str
     trained: Trained
@@ -58,32 +62,65 @@ class Served:
         return triton.InferenceServerClient(self.address, **options)
 
 
-@contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Served]:
+def to_serve(folder: Path, *options: str) -> tuple[list[str], Trained, Weights]:
+    """The arguments of a command that serves a run on free ports, and what it serves."""
     run = write_run(folder / "run", concept_checkpoint())
     trained = load_trained(run)
     weights = Weights(trained.clusters, np.array([0.1, 0.6, 0.3]))
     write_weights(folder / "weights.json", trained, weights, {})
+    what = ["serve", str(run), "--weights", str(folder / "weights.json")]
+    return [*what, "--port", "0", "--http-port", "0", *options], trained, weights
+
+
+def served_at(line: str, trained: Trained, weights: Weights) -> Served:
+    """The server that says that it is ready."""
+    found = re.search(r"gRPC on (\S+:\d+), HTTP on (\S+:\d+)", line)
+    assert found, line
+    return Served(found[1], found[2], trained, weights)
+
+
+@contextmanager
+def serving_process(folder: Path, *options: str) -> Iterator[tuple[Served, subprocess.Popen[str]]]:
+    """The command as a process."""
+    arguments, trained, weights = to_serve(folder, *options)
     process = subprocess.Popen(
-        [FEDRC, "serve", str(run), "--weights", str(folder / "weights.json"), "--port", "0",
-         "--http-port", "0", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [FEDRC, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"gRPC on (\S+:\d+), HTTP on (\S+:\d+)", line)
-        assert found, line + str(process.poll())
-        yield Served(process, found[1], found[2], trained, weights)
+        yield served_at(process.stdout.readline(), trained, weights), process
     finally:
         process.kill()
         process.communicate()
 
 
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Served]:
+    """What the command would serve, in a thread of this process, which has loaded everything."""
+    arguments, trained, weights = to_serve(folder, "--grace-seconds", "0", *options)
+    given: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "serve", lambda *what: given.extend(what))
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    loop, stop, said = asyncio.new_event_loop(), asyncio.Event(), queue.SimpleQueue[str]()
+    until_stopped = serve_until(stop, given[0], given[1], said.put)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(until_stopped))
+    thread.start()
+    try:
+        yield served_at(said.get(timeout=60), trained, weights)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+        assert not thread.is_alive()
+        loop.close()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, "--max-requests", "20000", "--max-message-mb", "1") as served:
+    limits = ("--max-requests", "20000", "--max-message-mb", "1")
+    with serving_process(folder, *limits) as (served, _):
         yield served
 
 
@@ -111,11 +148,11 @@ def test_tritonclient_asks_for_health_metadata_and_inference(
     run, weights = served.trained.where, tmp_path / "w.json"
     write_weights(weights, served.trained, served.weights, {})
     np.savez(tmp_path / "x.npz", x=INPUTS)
-    done = fedrc(
-        "predict", run, "--data", tmp_path / "x.npz", "--weights", weights, "--out",
-        tmp_path / "p.npz",
+    done = CliRunner().invoke(
+        app, ["predict", str(run), "--data", str(tmp_path / "x.npz"), "--weights", str(weights),
+              "--out", str(tmp_path / "p.npz")],
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
 
     answer = client.infer("fedrc", asked(INPUTS), request_id="42")
 
@@ -317,7 +354,7 @@ def test_more_than_the_limit_are_told_so_and_told_apart(tmp_path: Path) -> None:
 
 
 def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
-    with serving(tmp_path, "--batch-delay-ms", "3000") as served:
+    with serving_process(tmp_path, "--batch-delay-ms", "3000") as (served, process):
         client = served.client()
         client.is_server_live()
         with ThreadPoolExecutor(12) as pool:
@@ -326,11 +363,11 @@ def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
             ]
             wait_for_requests(served, 12)
 
-            served.process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             answers = [future.result(60).as_numpy("probabilities") for future in asking]
 
         np.testing.assert_allclose(np.concatenate(answers), served.expected(INPUTS[:12]), atol=1e-6)
-        assert served.process.wait(60) == 0
+        assert process.wait(60) == 0
         with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
             served.client().infer("fedrc", asked(INPUTS[:1]))
 
