@@ -50,12 +50,14 @@ class Limits:
     idle : between two requests of a node or an operator
     pause : between two pieces of a body, in either direction
     slowest : bytes per second that a body must at least have, on average
+    refused : to stop sending after a refusal; a connection that is closed sooner loses the answer
     """
 
     head: float = 10.0
     idle: float = 75.0
     pause: float = 30.0
     slowest: int = 16_384
+    refused: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class Caller:
                 return
         left = 16 * CHUNK
         with contextlib.suppress(TimeoutError, ssl.SSLError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(self._limits.refused):
                 while left > 0 and (data := await self._reader.read(CHUNK)):
                     left -= len(data)
 

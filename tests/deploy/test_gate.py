@@ -30,7 +30,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     make_certificates(folder / "certificates")
     issue_operator(folder / "certificates", "alice", folder / "operator")
     issue_operator(folder / "others", "mallory", folder / "operator")
-    with open_gate(folder) as opened:
+    with open_gate(folder, Limits(refused=0.05)) as opened:
         yield opened
 
 
