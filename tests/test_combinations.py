@@ -18,7 +18,7 @@ from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.errors import ConfigError
 
 torch.set_num_threads(1)
-ROUNDS, CLASSES = 4, 3
+ROUNDS, CLASSES = 3, 3
 #: For each option, the values that differ from what a run has without it.
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "algorithm": {name: {"algorithm": name} for name in ALGORITHMS if name != "fedrc"},

@@ -86,24 +86,28 @@ def twelve_norms(input_shape: tuple[int, ...], classes: int) -> SplitModel:
 SGD, SGD_RATE_3, MOMENTUM, ADAM = OPTIMIZERS
 
 
+# A server that steps statistics like parameters makes a variance negative in round 1 of the
+# ResNet's case, and in round 4 of the MobileNet's.
 @pytest.mark.parametrize(
-    ("model", "optimizer"),
+    ("model", "optimizer", "rounds"),
     [
-        pytest.param("resnet18", SGD_RATE_3, id="resnet18-sgd-rate-3"),
-        pytest.param("mobilenet-v2", ADAM, id="mobilenet-v2-adam"),
-        pytest.param(f"{__name__}:twelve_norms", SGD, id="twelve-norms-sgd"),
-        pytest.param(f"{__name__}:twelve_norms", SGD_RATE_3, id="twelve-norms-sgd-rate-3"),
-        pytest.param(f"{__name__}:twelve_norms", MOMENTUM, id="twelve-norms-momentum"),
-        pytest.param(f"{__name__}:twelve_norms", ADAM, id="twelve-norms-adam"),
+        pytest.param("resnet18", SGD_RATE_3, 3, id="resnet18-sgd-rate-3"),
+        pytest.param("mobilenet-v2", ADAM, 6, id="mobilenet-v2-adam"),
+        pytest.param(f"{__name__}:twelve_norms", SGD, 10, id="twelve-norms-sgd"),
+        pytest.param(f"{__name__}:twelve_norms", SGD_RATE_3, 10, id="twelve-norms-sgd-rate-3"),
+        pytest.param(f"{__name__}:twelve_norms", MOMENTUM, 10, id="twelve-norms-momentum"),
+        pytest.param(f"{__name__}:twelve_norms", ADAM, 10, id="twelve-norms-adam"),
     ],
 )
-def test_ten_rounds_of_a_deep_network_stay_finite(model: str, optimizer: dict[str, object]) -> None:
+def test_rounds_of_a_deep_network_stay_finite(
+    model: str, optimizer: dict[str, object], rounds: int
+) -> None:
     federated = federation(
         1, 8, algorithm="fedavg", network=model, epochs=5,
         **{"local.learning-rate": 0.01, "local.momentum": 0.0}, **optimizer,
     )  # fmt: skip
 
-    for _ in range(10):
+    for _ in range(rounds):
         federated.round()
         assert_sound(federated)
 
