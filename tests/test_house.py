@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -30,6 +31,13 @@ FILES = {
     if "app" not in path.relative_to(ROOT / package).parts[:-1]
 }
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
+
+
+def test_every_test_module_has_a_name_of_its_own() -> None:
+    # pytest imports them by that name alone, and leaves the second one out with an error.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 # --- imports ------------------------------------------------------------------------------------
