@@ -21,7 +21,7 @@ from fedrc_flwr.errors import ConfigError
 #: How long an answer is given again before another one is made.
 KEPT_SECONDS = 1.0
 #: Connections that are served at once, and seconds until a slow one is ended.
-MOST_CONNECTIONS, CONNECTION_SECONDS = 16, 10.0
+MOST_CONNECTIONS, CONNECTION_SECONDS = 32, 2.0
 PATH = "/metrics"
 
 

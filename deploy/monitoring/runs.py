@@ -193,9 +193,12 @@ class Runs:
             return
         for entry in entries:
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    path = Path(entry.path)
-                    yield max(_changed(path / METRICS), _changed(path / CONFIG)), entry.name
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                path = Path(entry.path)
+                written = max(_changed(path / METRICS), _changed(path / CONFIG))
+                if written:
+                    yield written, entry.name
             except OSError:
                 continue
 

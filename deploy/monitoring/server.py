@@ -18,14 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from flwr.supercore.app_utils import start_parent_process_monitor
 from prometheus_client.core import Metric
 
-from deploy import certificates
 from deploy.control import FlowerRun, Node, nodes_of, runs_of
 from deploy.files import SuperLinkFile, read_superlink_file
 from deploy.monitoring.catalogue import MOST_NAMED, SERVER, Exposition
 from deploy.monitoring.endpoint import opened
+from deploy.monitoring.expiry import export_expiry
 from deploy.monitoring.runs import MOST_RUNS, Runs
 from fedrc_flwr import __version__
 from fedrc_flwr.errors import ConfigError, RunError
@@ -34,6 +33,8 @@ from fedrc_flwr.errors import ConfigError, RunError
 ASK_SECONDS = 30.0
 #: How long an answer of the endpoint waits for the SuperLink.
 WAIT_SECONDS = 3.0
+#: How long the endpoint may outlive the SuperLink.
+PARENT_SECONDS = 0.5
 PENDING, RUNNING, UNKNOWN = "pending", "running", "unknown"
 NEVER = "never online"
 
@@ -138,15 +139,6 @@ def status_of(flower: str, own: str, alive: bool) -> str:
     return RUNNING if flower or alive else own or UNKNOWN
 
 
-def export_expiry(to: Exposition, **paths: Path) -> None:
-    """When these certificates expire; one that cannot be read is left out."""
-    for name, path in paths.items():
-        with suppress(ConfigError, OSError):
-            expiry = certificates.facts(certificates.load_certificate(path)).not_after
-            name_of = "fedrc_certificate_expiry_timestamp_seconds"
-            to.add(name_of, expiry.timestamp(), certificate=name)
-
-
 def _memory(parent: int) -> float | None:
     """Memory of the SuperLink's processes, without this one."""
     try:
@@ -163,18 +155,19 @@ def _memory(parent: int) -> float | None:
 
 def main(path: Path, parent: int) -> None:
     """Answer until the SuperLink has gone."""
-    start_parent_process_monitor(parent)
     file = read_superlink_file(path)
     if file.metrics is None:
         raise ConfigError(f"{path}: metrics is missing: expected host:port")
     server = opened(file.metrics, Server(file, parent).collect)
     print(f"metrics: http://{file.metrics}/metrics", flush=True)
-    server.serve_forever()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    while os.getppid() == parent:  # also of a SuperLink that was killed and not waited for
+        time.sleep(PARENT_SECONDS)
 
 
 if __name__ == "__main__":
     try:
-        with suppress(KeyboardInterrupt):  # also raised when the SuperLink has gone
+        with suppress(KeyboardInterrupt):
             main(Path(sys.argv[1]), int(sys.argv[2]))
     except ConfigError as error:
         print(f"fedrc: {error}", file=sys.stderr, flush=True)

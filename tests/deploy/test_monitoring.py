@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -483,3 +486,32 @@ def test_without_the_key_there_is_no_port(tmp_path: Path) -> None:
     assert superlink_file(tmp_path).metrics is None
     with pytest.raises(ConfigError, match="metrics is missing"):
         server.main(superlink_yaml(tmp_path), os.getpid())
+
+
+def test_the_endpoint_is_a_program_that_ends_with_the_superlink(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certificates")
+    port = free_port()
+    path = superlink_yaml(tmp_path, metrics=f"{HOST}:{port}")
+    # A parent that is killed and that nobody waits for, as a SuperLink may be.
+    body = (
+        "import os, pathlib, subprocess, time\n"
+        "from deploy.launch import monitor_command\n"
+        f"path = pathlib.Path({str(path)!r})\n"
+        "subprocess.Popen(monitor_command(path, os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.DEVNULL) as parent:
+        while not answers(port):
+            assert parent.poll() is None
+        status, page = fetch(port)
+        parent.kill()
+        while answers(port):
+            pass
+
+    assert status == 200
+    assert page_values(page, "fedrc_superlink_up") == {(): 0.0}
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
