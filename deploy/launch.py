@@ -102,6 +102,8 @@ def launch_supernode(path: Path, alone: bool = False) -> None:
         _become([*node_program(path), *(["--alone"] if alone else [])], cwd=folder)
         return
     print(f"Flower's own SuperNode in place of the resident node: {reason}", flush=True)
+    if file.metrics is not None:
+        print(Finding(WARNING, "metrics: Flower's own SuperNode has no endpoint"), flush=True)
     if not alone:
         command = [*executor_command(path, file), str(os.getpid())]
         subprocess.Popen(command, cwd=file.state, env=flower.environment())

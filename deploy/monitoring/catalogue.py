@@ -112,6 +112,17 @@ NODE = (
 )  # fmt: skip
 
 
+def known(value: object) -> float | None:
+    """A finite number, or None for anything else."""
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 def label(text: object) -> str:
     """A text from outside as the value of a label: short, in one line, and valid Unicode."""
     shown = str(text)[:LONGEST_LABEL]
@@ -132,7 +143,8 @@ class Exposition:
     def add(self, name: str, value: float | None, **labels: object) -> None:
         """Add a value; None and what is not finite is left out."""
         metric = self._metrics[name]
-        if value is None or not math.isfinite(value):
+        value = known(value)
+        if value is None:
             return
         series = self._values.setdefault(name, {})
         key = tuple(label(labels[each]) for each in metric.labels)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.monitoring.catalogue import MOST_NAMED, OTHERS, Exposition
+from deploy.monitoring.catalogue import MOST_NAMED, OTHERS, Exposition, known
 from fedrc_flwr.engine.progress import PHASES, STATUS
 from fedrc_flwr.errors import LATE
 from fedrc_flwr.report.log import CONFIG, METRICS, Event, parse_lines, read_json
@@ -218,17 +218,6 @@ def _small_json(path: Path) -> Event:
         return read_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
-
-
-def known(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:

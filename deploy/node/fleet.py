@@ -97,6 +97,8 @@ class Fleet:
         self._node: Node | None = None
         self._signed_off = threading.Event()
         self.patience = math.inf
+        #: When the SuperLink last answered.
+        self.heard = -math.inf
 
     def _connected(self) -> FleetHttpClient:
         return FleetHttpClient.from_server_address(
@@ -244,6 +246,7 @@ class Fleet:
                     return
                 request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_SECONDS)
                 well = self._client.SendNodeHeartbeat(request).success
+                self.heard = time.monotonic()
             self._signed_off.wait(BEAT_EACH if well else BEAT_AGAIN)
 
     def _call(self, call: Callable[[Any], Answer], request: Any) -> Answer:
@@ -252,6 +255,7 @@ class Fleet:
         while True:
             try:
                 answer = call(request)
+                self.heard = time.monotonic()
                 if told:
                     log(INFO, "%s: the SuperLink answers again", self._file.name)
                 return answer

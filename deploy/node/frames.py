@@ -116,6 +116,7 @@ class Outcome:
     context : the context afterwards
     failed : what went wrong, for the log; empty: nothing
     memory : bytes that the worker holds
+    samples : how many it trained on
     """
 
     reply: bytes
@@ -124,10 +125,14 @@ class Outcome:
     context: bytes
     failed: str = ""
     memory: int = 0
+    samples: int = 0
 
     def send(self, connection: socket.socket) -> None:
         """Send this answer."""
-        head = {"failed": self.failed, "memory": self.memory, "objects": list(self.objects)}
+        head = {
+            "failed": self.failed, "memory": self.memory, "samples": self.samples,
+            "objects": list(self.objects),
+        }  # fmt: skip
         send(connection, head, [self.reply, self.tree, self.context, *self.objects.values()])
 
     @staticmethod
@@ -138,8 +143,8 @@ class Outcome:
             raise WorkerDied(str(head["died"]))
         try:
             objects = dict(zip(head["objects"], parts[3:], strict=True))
-            failed, memory = str(head["failed"]), int(head["memory"])
-            return Outcome(parts[0], parts[1], objects, parts[2], failed, memory)
+            failed, numbers = str(head["failed"]), (int(head["memory"]), int(head["samples"]))
+            return Outcome(parts[0], parts[1], objects, parts[2], failed, *numbers)
         except (LookupError, ValueError, TypeError) as error:
             raise Broken(f"an answer that cannot be read: {error}") from None
 

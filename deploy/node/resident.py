@@ -29,6 +29,7 @@ from flwr.supercore.run import Run
 
 from deploy.bundle import check_bundle
 from deploy.files import NodeFile, read_node_file
+from deploy.monitoring.node import serve_node
 from deploy.node.door import Door
 from deploy.node.executor import RemoteWorker
 from deploy.node.fleet import GOODBYE_SECONDS, Fleet, NotRegistered, RunOver, TooLarge
@@ -168,6 +169,7 @@ class ResidentNode:
             outcome = self._answered(message, tree, started)
             worked = time.time()
             self._tally.failed += bool(outcome.failed)
+            self._tally.trained(outcome.samples)
             size = self._send(message, outcome, worked - started)
             self._tally.spent("send", time.time() - worked)
             log(
@@ -193,7 +195,7 @@ class ResidentNode:
             task = self._task(file, message, tree, started)
         except PolicyError as error:
             log(ERROR, "%s: %s", self._name, error)
-            self._tally.refused += 1
+            self._tally.refuse(error.code)
             with suppress(httpx.HTTPError):
                 self._fleet.confirm(message)
             return packed(refused(self._name, message, error), failed=f"refused ({error})")
@@ -291,7 +293,9 @@ def run_node(path: Path, alone: bool) -> int:
         from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
         run_health_server_grpc_no_tls(str(file.health))
-    node = ResidentNode(path, Fleet(file), worker, tally)
+    fleet = Fleet(file)
+    serve_node(file, tally, lambda: fleet.heard)
+    node = ResidentNode(path, fleet, worker, tally)
     code = 0
     try:
         node.work()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+#: More than a node can hold.
+MOST_SAMPLES = 10**12
+
 
 @dataclass
 class Tally:
@@ -15,7 +18,9 @@ class Tally:
     online : whether the node has signed on at its SuperLink
     busy : whether a message is being worked on
     messages : messages that arrived, by their type
-    refused, failed : those that the policy refused; those whose reply was an error
+    refused : those that the policy refused, by the code of the reason
+    failed : those whose reply was an error
+    samples : that it trained on, of all rounds together
     died : workers that ended without an answer
     bytes_down, bytes_up : of messages and replies
     seconds : spent on receiving, working and sending
@@ -27,8 +32,9 @@ class Tally:
     online: bool = False
     busy: bool = False
     messages: dict[str, int] = field(default_factory=dict)
-    refused: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
     failed: int = 0
+    samples: int = 0
     died: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
@@ -41,6 +47,15 @@ class Tally:
         """A message has arrived."""
         self.messages[kind] = self.messages.get(kind, 0) + 1
         self.last_message = time.time()
+
+    def trained(self, samples: int) -> None:
+        """A message was about so many samples; what no node could have is not believed."""
+        if 0 < samples < MOST_SAMPLES:
+            self.samples += samples
+
+    def refuse(self, code: str) -> None:
+        """A message was refused."""
+        self.refused[code] = self.refused.get(code, 0) + 1
 
     def spent(self, phase: str, seconds: float) -> None:
         """Time went by on one thing."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from logging import ERROR, INFO
 
 import psutil
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
@@ -70,8 +70,8 @@ class Worker:
         TaskIdentity.task_id, TaskIdentity.run_id = self._tasks, context.run_id
         TaskIdentity.node_id = context.node_id
         reply, failed = self._reply(_message_of(task), context)
-        memory = psutil.Process().memory_info().rss
-        return packed(reply, context_to_proto(context).SerializeToString(), failed, memory)
+        numbers = psutil.Process().memory_info().rss, _samples(reply)
+        return packed(reply, context_to_proto(context).SerializeToString(), failed, *numbers)
 
     def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
         try:
@@ -96,6 +96,14 @@ def _message_of(task: Task) -> Message:
     message.metadata.__dict__["_message_id"] = tree.object_id
     message.metadata.delivered_at = str(task.received)
     return message
+
+
+def _samples(reply: Message) -> int:
+    """How many samples a reply to a training message says that it is about."""
+    if reply.has_error() or reply.metadata.message_type != MessageType.TRAIN:
+        return 0
+    told = [record.get("samples", 0) for record in reply.content.config_records.values()]
+    return max([n for n in told if type(n) is int], default=0)
 
 
 def _error(message: Message, code: int, error: Exception) -> Message:

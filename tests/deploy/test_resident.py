@@ -122,7 +122,7 @@ def test_an_app_that_is_not_allowed_is_not_imported_while_another_one_is_warm(
     assert "policy" in reply.error.reason
     assert not loot.exists()
     assert setup.answer()["process"] == process
-    assert setup.tally.refused == 1
+    assert setup.tally.refused == {"app-not-allowed": 1}
 
 
 def test_a_changed_policy_is_in_force_from_the_next_message_on(make: Make, tmp_path: Path) -> None:
