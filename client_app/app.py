@@ -95,8 +95,8 @@ def train(message: Message, context: Context) -> Message:
         client = participant(context)
         broadcast = wire.decode_broadcast(message.content, client.bank.layout)
         reply, state = client.train(broadcast, received)
-        half = run_of(context).federation.exchange().half
-        answer = Message(wire.encode_reply(reply, broadcast, half), reply_to=message)
+        precision = run_of(context).federation.exchange().transport
+        answer = Message(wire.encode_reply(reply, broadcast, precision), reply_to=message)
         # Saved last, so that a failed round does not change the state.
         client.states.save(state)
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from logging import INFO, WARNING
 from typing import Any
@@ -17,7 +18,7 @@ from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.records import ENROL, SCHEMA
 from fedrc_flwr.words import one_line
-from server_app.exchange import Answer, Outbox, Pause
+from server_app.exchange import Answer, Outbox
 
 #: Seconds until a node that did not answer, or could not take part, is asked again; then doubled.
 ASK_AGAIN, LONGEST_PAUSE = 10.0, 300.0
@@ -66,31 +67,33 @@ class Roster:
         now = time.monotonic()
         self._online = set(self._grid.get_node_ids())
         self._give_up(now)
-        queue = self._unknown(now)
+        queue = deque(self._unknown(now))
         ends = now + (ANSWER_SECONDS if self._outbox.simulated else seconds)
-        pause = Pause(self._outbox.simulated)
         enrolled: list[Enrolment] = []
-        waiting = next(queue, None)
         while True:
-            while waiting is not None and self._outbox.has_room():
-                self._ask(waiting)
-                waiting = next(queue, None)
+            room = self._outbox.room()
+            most = len(queue) if room is None else min(room, len(queue))
+            self._ask([queue.popleft() for _ in range(most)])
             answers = list(self._outbox.replies())
             enrolled += [e for answer in answers if (e := self._understood(answer)) is not None]
-            if (waiting is None and not len(self._outbox)) or time.monotonic() >= ends:
+            if (not queue and not len(self._outbox)) or time.monotonic() >= ends:
                 return enrolled
-            pause.after(bool(answers))
+            self._outbox.pause(bool(answers))
 
     def _unknown(self, now: float) -> Iterator[int]:
         """The nodes that are to be asked now."""
         known = set(self._nodes.values()) | set(self._asked)
         return (n for n in sorted(self._online - known) if self._again.get(n, (now, 0))[0] <= now)
 
-    def _ask(self, node: int) -> None:
+    def _ask(self, nodes: list[int]) -> None:
+        if not nodes:
+            return
         query = RecordDict({"enrol": ConfigRecord({"schema": SCHEMA})})
-        self._asked[node] = time.monotonic() + ANSWER_SECONDS
-        if not self._outbox.send(str(node), Message(query, node, ENROL, ttl=ANSWER_SECONDS)):
-            self._refuse(node, "it could not be asked")
+        until = time.monotonic() + ANSWER_SECONDS
+        self._asked |= dict.fromkeys(nodes, until)
+        messages = [(str(n), Message(query, n, ENROL, ttl=ANSWER_SECONDS)) for n in nodes]
+        for node in self._outbox.send(messages):
+            self._refuse(int(node), "it could not be asked")
 
     def _give_up(self, now: float) -> None:
         """Expect no answer any more from nodes that went away or took too long."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrc_flwr.machine import usable_cores
 from server_app.grace import Grace
+from server_app.inbox import Inbox
 
-PULL_AT_ONCE = 16
-FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 1.0, 0.1
+#: Seconds between looks for replies: at first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 0.2, 0.1
 READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 0.5, 3, 32
 
 
@@ -50,11 +52,13 @@ class Outbox:
     def __init__(self, grid: Grid, window: int) -> None:
         self.simulated = is_simulation(grid)
         self._grid = grid
+        self._inbox = Inbox(grid)
         self._window = window
         self._cores = usable_cores()
         self._started = time.monotonic()
         self._replies = 0
         self._under_way: dict[str, str] = {}
+        self._seconds = FIRST_PAUSE
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -63,21 +67,30 @@ class Outbox:
         """The clients that have not answered yet."""
         return set(self._under_way.values())
 
-    def has_room(self) -> bool:
-        """Whether another message may be sent."""
+    def room(self) -> int | None:
+        """How many more messages may be sent; None: any number."""
         room = self._window
         if self.simulated and not room:
             seconds = time.monotonic() - self._started
             room = ready_in_simulation(self._replies, seconds, self._cores)
-        return not room or len(self._under_way) < room
+        return max(0, room - len(self._under_way)) if room else None
 
-    def send(self, name: str, message: Message) -> bool:
-        """Send a message; False if it could not be sent."""
-        # One by one, because a batch does not tell which message could not be pushed.
-        identity = next(iter(self._grid.push_messages([message])), None)
-        if identity is not None:
-            self._under_way[identity] = name
-        return identity is not None
+    def send(self, entries: list[tuple[str, Message]]) -> list[str]:
+        """Send messages to named clients; returns those that could not be sent.
+
+        In a deployment they go together, so that what they share is sent once. A simulation shares
+        memory, and does not tell which message of several could not be sent.
+        """
+        failed = []
+        for batch in [[entry] for entry in entries] if self.simulated else [entries]:
+            identities = list(self._grid.push_messages([message for _, message in batch]))
+            identities += [""] * (len(batch) - len(identities))
+            for (name, _), identity in zip(batch, identities, strict=True):
+                if identity:
+                    self._under_way[identity] = name
+                else:
+                    failed.append(name)
+        return failed
 
     def forget(self, name: str) -> None:
         """Expect no reply from a client any more."""
@@ -85,29 +98,26 @@ class Outbox:
 
     def replies(self) -> Iterator[Answer]:
         """The replies that have arrived since the last call."""
-        identities = list(self._under_way)
-        for start in range(0, len(identities), PULL_AT_ONCE):
-            for reply in self._grid.pull_messages(identities[start : start + PULL_AT_ONCE]):
-                name = self._under_way.pop(reply.metadata.reply_to_message_id, None)
-                if name is not None:  # a reply that arrives twice counts once
-                    self._replies += 1
-                    yield Answer(name, reply)
+        for identity, reply in self._inbox.replies(self._under_way):
+            name = self._under_way.pop(identity, None)
+            if name is not None:  # a reply that arrives twice counts once
+                self._replies += 1
+                yield Answer(name, reply)
 
-
-class Pause:
-    """Sleeps between looks for replies: briefly at first, then longer."""
-
-    def __init__(self, simulated: bool) -> None:
-        self._longest = SIMULATION_PAUSE if simulated else LONGEST_PAUSE
-        self._seconds = FIRST_PAUSE
-
-    def after(self, arrived: bool) -> None:
-        """Sleep, unless something has arrived."""
+    def pause(self, arrived: bool) -> None:
+        """Sleep, unless something has arrived: briefly at first, then longer."""
         if arrived:
             self._seconds = FIRST_PAUSE
         else:
-            time.sleep(self._seconds)
-            self._seconds = min(1.5 * self._seconds, self._longest)
+            if not self._inbox.wait(self._seconds):
+                time.sleep(self._seconds)
+            longest = SIMULATION_PAUSE if self.simulated else LONGEST_PAUSE
+            self._seconds = min(1.5 * self._seconds, longest)
+
+    def close(self) -> None:
+        """Expect no reply any more."""
+        self._under_way.clear()
+        self._inbox.close()
 
 
 def exchange(
@@ -126,28 +136,29 @@ def exchange(
     queue = iter(messages)
     grace = grace or Grace(0, 0.0, {}, {})  # nobody's time is over before the deadline
     outbox = Outbox(grid, window)
-    pause = Pause(outbox.simulated)
     ends = time.monotonic() + deadline
     exhausted = False
-    while True:
-        while not exhausted and outbox.has_room():
-            entry = next(queue, None)
-            if entry is None:
-                exhausted = True
-            elif outbox.send(*entry):
-                grace.sent(entry[0], time.monotonic())
-            else:
-                yield Answer(entry[0], None)
-        if not len(outbox) and exhausted:
-            return
-        arrived = False
-        for answer in outbox.replies():
-            arrived = True
-            grace.answered(answer.name, time.monotonic())
-            yield answer
-        now = time.monotonic()
-        if now >= ends or (exhausted and len(outbox) and grace.is_over(outbox.names(), now)):
-            yield from (Answer(name, None) for name in outbox.names())
-            yield from (Answer(name, None) for name, _ in queue)
-            return
-        pause.after(arrived)
+    try:
+        while True:
+            room = outbox.room()
+            entries = list(islice(queue, room))
+            exhausted = exhausted or room is None or len(entries) < room
+            failed = outbox.send(entries) if entries else []
+            for name, _ in entries:
+                grace.sent(name, time.monotonic())
+            yield from (Answer(name, None) for name in failed)
+            arrived = False
+            for answer in outbox.replies():
+                arrived = True
+                grace.answered(answer.name, time.monotonic())
+                yield answer
+            if not len(outbox) and exhausted:
+                return
+            now = time.monotonic()
+            if now >= ends or (exhausted and grace.is_over(outbox.names(), now)):
+                yield from (Answer(name, None) for name in outbox.names())
+                yield from (Answer(name, None) for name, _ in queue)
+                return
+            outbox.pause(arrived)
+    finally:
+        outbox.close()

@@ -14,6 +14,7 @@ from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.rounds import Enrolment, Rounds
 from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.metrics import Evaluation
+from fedrc_flwr.records import payload
 from server_app.enrolment import Roster
 from server_app.exchange import Answer, exchange
 from server_app.grace import Grace
@@ -142,10 +143,10 @@ class ClusteredStrategy(Strategy):
                 own = self._own[name]
                 if own.kind() not in encoded:
                     encoded[own.kind()] = wire.encode_broadcast(
-                        own, self.layout, self._exchange.half
+                        own, self.layout, self._exchange.transport
                     )
                 content = encoded[own.kind()]
-                self._down += wire.payload(content)
+                self._down += payload(content)
                 yield Message(
                     content,
                     self.roster.node(name),
@@ -183,7 +184,7 @@ class ClusteredStrategy(Strategy):
             except WireError as error:
                 self.rounds.refuse(answer.name, str(error))
                 continue
-            self._up += wire.payload(content)
+            self._up += payload(content)
             yield answer.name, reply.widened(own.membership, self._broadcast.membership)
 
     def _evaluations(self, answers: Iterable[Answer]) -> Iterator[tuple[str, Evaluation]]:
@@ -200,7 +201,7 @@ class ClusteredStrategy(Strategy):
             except WireError as error:
                 self.rounds.refuse(answer.name, str(error))
                 continue
-            self._up += wire.payload(content)
+            self._up += payload(content)
             yield answer.name, evaluation.widened(own, self._broadcast.membership.clusters)
 
     def _content(self, answer: Answer) -> RecordDict | None:

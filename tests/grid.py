@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.app import app as client_app
+from fedrc_flwr.records import Parcel, closed, opened
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
@@ -77,3 +78,17 @@ def broken_config(reply: Message, record: str, **values: Any) -> Message:
     config = reply.content.config_records[record]
     reply.content[record] = ConfigRecord({**config, **values})
     return reply
+
+
+def repacked(reply: Message, change: Callable[[Parcel], None]) -> Message:
+    """The same reply with its values, arrays or metrics changed."""
+    parcel = opened(reply.content, "reply")
+    change(parcel)
+    reply.content.clear()
+    reply.content.update(closed("reply", parcel))
+    return reply
+
+
+def deltas_of(parcel: Parcel) -> list[str]:
+    """The names of a reply's updates."""
+    return [name for name in parcel.arrays if name.startswith(("cluster-", "body"))]

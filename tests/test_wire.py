@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import given
@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
-from fedrc_flwr.arrays import VectorArray
+from fedrc_flwr.arrays import ALIGNED, PackedArray, parts_of
 from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.metrics import BINS, Evaluation, Tally
-from fedrc_flwr.records import SCHEMA
+from fedrc_flwr.records import SCHEMA, Parcel, closed, opened, payload
 from fedrc_flwr.state import Membership
 
 CLASSES = 3
@@ -96,31 +96,31 @@ def _assert_same_value(one: Any, other: Any) -> None:
         assert one == other
 
 
-def good_content() -> RecordDict:
-    return travel(wire.encode_reply(make_reply(), make_broadcast()))
+def good_parcel() -> Parcel:
+    """What a reply that is accepted consists of."""
+    return opened(travel(wire.encode_reply(make_reply(), make_broadcast())), "reply")
 
 
-def decode(content: RecordDict) -> Reply:
-    return wire.decode_reply(content, make_broadcast(), CLASSES)
+def decode(parcel: Parcel) -> Reply:
+    return wire.decode_reply(travel(closed("reply", parcel)), make_broadcast(), CLASSES)
 
 
-def with_array(record: str, name: str, array: Array) -> RecordDict:
-    content = good_content()
-    content[record] = ArrayRecord({**content.array_records[record], name: array})
-    return content
+def with_array(name: str, values: np.ndarray) -> Parcel:
+    parcel = good_parcel()
+    parcel.arrays[name] = values
+    return parcel
 
 
-def with_config(**values: Any) -> RecordDict:
-    content = good_content()
-    content["reply"] = ConfigRecord({**content.config_records["reply"], **values})
-    return content
+def with_values(**values: Any) -> Parcel:
+    parcel = good_parcel()
+    parcel.values |= values
+    return parcel
 
 
-def without(record: str, name: str) -> RecordDict:
-    content = good_content()
-    kept = {k: v for k, v in content[record].items() if k != name}
-    content[record] = type(content[record])(kept)
-    return content
+def without(part: str, name: str) -> Parcel:
+    parcel = good_parcel()
+    del getattr(parcel, part)[name]
+    return parcel
 
 
 def npy(values: np.ndarray) -> bytes:
@@ -132,10 +132,22 @@ def npy(values: np.ndarray) -> bytes:
 # --- there and back -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vector", [np.arange(5, dtype=np.float32), np.zeros(0, dtype=np.float32)])
-def test_a_network_travels_as_flower_would_pack_it(vector):
-    packed, flowers = VectorArray(vector), Array(vector)
+PARTS = [
+    np.arange(5, dtype=np.float32),
+    np.zeros(0, dtype=np.float32),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.array([-3, 100, 7], dtype=np.int8),
+]
 
+
+def test_parts_lie_behind_each_other_as_flower_would_pack_their_bytes() -> None:
+    # Prepare: by hand, each part filled up with zeros
+    by_hand = b"".join(part.tobytes() + b"\0" * (-len(part.tobytes()) % ALIGNED) for part in PARTS)
+
+    # Execute
+    packed, flowers = PackedArray(PARTS), Array(np.frombuffer(by_hand, dtype=np.uint8))
+
+    # Assert
     assert (packed.dtype, packed.shape, packed.stype) == (
         flowers.dtype,
         flowers.shape,
@@ -145,10 +157,37 @@ def test_a_network_travels_as_flower_would_pack_it(vector):
     # In a deployment it goes in pieces under a name made from its class and its bytes.
     assert packed.deflate() == flowers.deflate()
     assert packed.object_id == flowers.object_id
-    np.testing.assert_array_equal(packed.numpy(), vector)
-    alone = RecordDict({"models": ArrayRecord()})
-    alone["models"]["it"] = packed
-    assert wire.payload(alone) == len(flowers.data)
+    outlines = [(str(part.dtype), part.shape) for part in PARTS]
+    for array in (packed, flowers):
+        for part, arrived in zip(PARTS, parts_of(array, outlines), strict=True):
+            np.testing.assert_array_equal(arrived, part)
+            assert arrived.dtype == part.dtype
+    alone = RecordDict({"arrays": ArrayRecord()})
+    alone["arrays"]["packed"] = packed
+    assert payload(alone) == len(flowers.data)
+
+
+def test_what_arrives_is_not_copied() -> None:
+    content = travel(wire.encode_broadcast(make_broadcast(body=True), "layout"))
+    data = np.frombuffer(content["arrays"]["packed"].data, dtype=np.uint8)
+
+    arrived = wire.decode_broadcast(content, "layout")
+
+    for vector in [*arrived.models, arrived.body]:
+        assert np.shares_memory(vector, data)
+        assert vector.flags.aligned
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reply"])
+def test_a_message_is_one_configuration_and_one_array(kind: str) -> None:
+    broadcast = make_broadcast(body=True)
+    content = {
+        "broadcast": wire.encode_broadcast(broadcast, "layout"),
+        "reply": wire.encode_reply(make_reply(body=True), broadcast),
+    }[kind]
+
+    assert list(content) == [kind, "arrays"]
+    assert list(content["arrays"]) == ["packed"]
 
 
 def test_between_processes_of_a_simulation_networks_travel_beside_the_message():
@@ -158,11 +197,11 @@ def test_between_processes_of_a_simulation_networks_travel_beside_the_message():
     pickled = pickle.dumps(content, protocol=5, buffer_callback=buffers.append)
     arrived = pickle.loads(pickled, buffers=buffers)
 
-    assert len(buffers) == 3
-    sent = content.array_records["models"]
-    for name, array in arrived.array_records["models"].items():
-        assert np.shares_memory(array.numpy(), sent[name].numpy())
-        assert array.deflate() == sent[name].deflate()
+    sent, received = content["arrays"]["packed"], arrived["arrays"]["packed"]
+    assert len(buffers) == len(sent.parts)
+    for mine, theirs in zip(sent.parts, received.parts, strict=True):
+        assert np.shares_memory(mine, theirs)
+    assert received.deflate() == sent.deflate()
 
 
 def test_a_message_that_was_read_holds_its_networks_no_longer():
@@ -171,15 +210,16 @@ def test_a_message_that_was_read_holds_its_networks_no_longer():
         wire.encode_broadcast(broadcast, "layout"),
         wire.encode_reply(make_reply(), broadcast),
     )
-    networks = [weakref.ref(array) for array in [*down["models"].values(), *up["deltas"].values()]]
+    networks = [weakref.ref(content["arrays"]["packed"]) for content in (down, up)]
     gc.collect()
     gc.disable()
     try:
-        wire.payload(down)
+        payload(down)
         wire.decode_broadcast(down, "layout")
-        wire.decode_reply(up, broadcast, CLASSES)
+        statistics = wire.decode_reply(up, broadcast, CLASSES).label_counts
         del down, up
-        assert [network() for network in networks] == [None] * 4
+        assert [network() for network in networks] == [None] * 2
+        assert statistics.base is None  # whoever keeps it does not keep the message
     finally:
         gc.enable()
 
@@ -219,8 +259,8 @@ def test_half_precision_halves_the_bytes_and_keeps_three_digits(body):
     reply.deltas[0][:] *= 1e-9
 
     # Execute
-    down = travel(wire.encode_broadcast(sent, "layout", half=True))
-    up = travel(wire.encode_reply(reply, sent, half=True))
+    down = travel(wire.encode_broadcast(sent, "layout", "float16"))
+    up = travel(wire.encode_reply(reply, sent, "float16"))
     arrived = wire.decode_broadcast(down, "layout")
     answer = wire.decode_reply(up, sent, CLASSES)
 
@@ -234,9 +274,11 @@ def test_half_precision_halves_the_bytes_and_keeps_three_digits(body):
         count = 8 if k == BODY else PARAMETERS
         assert (np.abs(answer.deltas[k] - delta)[:count] <= halved(delta[:count])).all()
         np.testing.assert_array_equal(answer.deltas[k][count:], delta[count:])
-    for record in (down.array_records["models"], up.array_records["deltas"]):
-        for name, array in record.items():
-            assert array.dtype == ("float32" if name.endswith("-statistics") else "float16")
+    for arrays in (opened(down, "broadcast").arrays, opened(up, "reply").arrays):
+        for name, array in arrays.items():
+            if name.startswith(("cluster-", "body")):
+                apart = name.endswith(("-statistics", "-scale"))
+                assert array.dtype == ("float32" if apart else "float16")
 
 
 def test_a_large_variance_leaves_the_parameters_their_digits_in_half_precision():
@@ -245,61 +287,74 @@ def test_a_large_variance_leaves_the_parameters_their_digits_in_half_precision()
     sent.models[0][:] = [0.1, -0.2, 0.3, 0.0, 1e6]
 
     # Execute
-    content = wire.encode_broadcast(sent, "layout", half=True)
+    content = wire.encode_broadcast(sent, "layout", "float16")
     arrived = wire.decode_broadcast(content, "layout").models[0]
 
     # Assert
     np.testing.assert_allclose(arrived, sent.models[0], rtol=2.0**-11)
 
 
+def rounded_parcel(precision: str) -> Parcel:
+    """What a reply with one update in fewer bits consists of."""
+    reply = make_reply(positions=(1,))
+    return opened(wire.encode_reply(reply, make_broadcast(), precision), "reply")
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ("missing", "has no 'cluster-7-statistics'"),
         ("longer", "has shape"),
         ("not finite", "NaN or infinity"),
-        ("alone", "'cluster-7-statistics' does not belong to any cluster"),
+        ("alone", "'cluster-7-(scale|statistics)' does not belong to any update"),
     ],
 )
-def test_statistics_that_do_not_fit_are_refused(change, words):
-    content = wire.encode_reply(make_reply(positions=(1,)), make_broadcast(), half=True)
-    deltas = content.array_records["deltas"]
+def test_statistics_that_do_not_fit_are_refused(change, words, precision):
+    parcel = rounded_parcel(precision)
     if change == "alone":
-        del deltas["cluster-7"]
+        del parcel.arrays["cluster-7"]
     elif change == "missing":
-        del deltas["cluster-7-statistics"]
+        del parcel.arrays["cluster-7-statistics"]
     else:
         numbers = {"longer": [1, 2, 3], "not finite": [1, math.nan]}[change]
-        deltas["cluster-7-statistics"] = VectorArray(np.float32(numbers))
+        parcel.arrays["cluster-7-statistics"] = np.float32(numbers)
 
     with pytest.raises(WireError, match=words):
-        decode(content)
+        decode(parcel)
 
 
-def test_an_update_of_zeros_travels_in_half_precision():
+@pytest.mark.parametrize("suffix", ["-scale", "-statistics"])
+def test_an_exact_update_with_more_than_itself_is_refused(suffix):
+    with pytest.raises(WireError, match="unknown arrays"):
+        decode(with_array(f"cluster-3{suffix}", np.ones(1, dtype=np.float32)))
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_an_update_of_zeros_travels_in_fewer_bits(precision):
     reply = make_reply(positions=(1,))
     reply.deltas[1][:] = 0
 
-    content = travel(wire.encode_reply(reply, make_broadcast(), half=True))
+    parcel = opened(travel(wire.encode_reply(reply, make_broadcast(), precision)), "reply")
 
-    np.testing.assert_array_equal(decode(content).deltas[1], reply.deltas[1])
+    np.testing.assert_array_equal(decode(parcel).deltas[1], reply.deltas[1])
 
 
-@pytest.mark.parametrize("scale", [None, 0.0, -1.0, math.nan, math.inf, 1e39, "1", 3e38])
-def test_half_precision_without_a_sane_scale_is_refused(scale):
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize("scale", [None, 0.0, -1.0, math.nan, math.inf, 3e38, [1.0, 1.0]])
+def test_fewer_bits_without_a_sane_scale_are_refused(scale, precision):
     # Prepare: 3e38 is a float32 itself, but not together with what it scales
-    reply = make_reply(positions=(1,))
-    content = wire.encode_reply(reply, make_broadcast(), half=True)
-    name, array = next(iter(content.array_records["deltas"].items()))
-    content.array_records["deltas"][name] = VectorArray(np.full(array.shape, 9, dtype=np.float16))
+    parcel = rounded_parcel(precision)
+    numbers = parcel.arrays["cluster-7"]
+    parcel.arrays["cluster-7"] = np.full_like(numbers, 9)
     if scale is None:
-        del content.config_records["reply"][f"scale-{name}"]
+        del parcel.arrays["cluster-7-scale"]
     else:
-        content.config_records["reply"][f"scale-{name}"] = scale
+        parcel.arrays["cluster-7-scale"] = np.atleast_1d(np.float32(scale))
 
     # Execute and assert
-    with pytest.raises(WireError, match=r"scale of|out of range"):
-        decode(content)
+    with pytest.raises(WireError, match=r"scales|out of range"):
+        decode(parcel)
 
 
 @pytest.mark.parametrize("body", [True, False])
@@ -328,20 +383,22 @@ def test_a_broadcast_tells_a_client_its_cluster() -> None:
     assert wire.decode_broadcast(travel(content), "layout").assigned == 7
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("body", [False, True])
-def test_a_yardstick_travels_beside_the_models(body: bool, half: bool) -> None:
+def test_a_yardstick_travels_beside_the_models(body: bool, precision: str) -> None:
     broadcast = make_broadcast(body, phase=Phase(measures=True))
     yardstick = broadcast.body if broadcast.body is not None else broadcast.models[1]
 
     sent = replace(broadcast, yardstick=yardstick)
     arrived = wire.decode_broadcast(
-        travel(wire.encode_broadcast(sent, "layout", half=half)), "layout"
+        travel(wire.encode_broadcast(sent, "layout", precision)), "layout"
     )
 
     assert arrived.phase.measures
     assert arrived.yardstick is not None
-    np.testing.assert_allclose(arrived.yardstick, yardstick, atol=2e-3 if half else 0)
+    np.testing.assert_allclose(
+        arrived.yardstick, yardstick, atol=2e-3 if precision == "float16" else 0
+    )
 
 
 def test_a_fingerprint_arrives_as_it_was_sent_and_is_refused_where_it_does_not_fit() -> None:
@@ -379,13 +436,13 @@ def test_reply_arrives_as_it_was_sent(body: bool, table: bool, positions: tuple[
 def test_update_travels_under_its_clusters_id() -> None:
     content = wire.encode_reply(make_reply(positions=(1,)), make_broadcast())
 
-    assert set(content.array_records["deltas"]) == {"cluster-7"}
+    assert set(opened(content, "reply").arrays) == {"label-counts", "cross-losses", "cluster-7"}
 
 
 def test_loss_table_that_nobody_asked_for_is_refused() -> None:
     content = travel(wire.encode_reply(make_reply(table=True), make_broadcast()))
 
-    with pytest.raises(WireError, match="1 unknown statistics, such as 'cross-losses'"):
+    with pytest.raises(WireError, match="1 unknown arrays, such as 'cross-losses'"):
         wire.decode_reply(content, make_broadcast(phase=Phase()), CLASSES)
 
 
@@ -395,33 +452,44 @@ JUNK = np.zeros(1 << 16)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update({"junk": ArrayRecord({"a": Array(JUNK)})}), "unknown records.*'junk'"),
-        (lambda c: c["statistics"].update({"junk": Array(JUNK)}), "unknown statistics.*'junk'"),
-        (lambda c: c["deltas"].update({"junk": Array(JUNK)}), "'junk' does not belong"),
-        (lambda c: c["reply"].update({"junk": "x" * 10**6}), "unknown values.*'junk'"),
-        (lambda c: c["reply"].update({"x" * 10**6: 1}), r"unknown values, such as 'x{40}'$"),
-        (lambda c: c["metrics"].update({"x" * 10**6: 1.0}), "a metric's name is 'x{40}'"),
-        (lambda c: c["metrics"].update({f"m{i}": 1.0 for i in range(99)}), "metrics, expected at"),
+        (lambda p: p.arrays.update({"junk": JUNK}), "unknown arrays.*'junk'"),
+        (lambda p: p.arrays.update({"x" * 10**6: JUNK}), "an array's name is 'x{40}'"),
+        (lambda p: p.values.update({"junk": "x" * 10**6}), "unknown values.*'junk'"),
+        (lambda p: p.values.update({"x" * 10**6: 1}), r"unknown values, such as 'x{40}'$"),
+        (lambda p: p.metrics.update({"x" * 10**6: 1.0}), "a metric's name is 'x{40}'"),
+        (lambda p: p.metrics.update({f"m{i}": 1.0 for i in range(99)}), "metrics .* expected at"),
     ],
-    ids=["record", "statistic", "update", "text", "key", "metric", "metrics"],
+    ids=["array", "array's name", "text", "key", "metric", "metrics"],
 )
 def test_reply_with_more_than_was_asked_for_is_refused(change: Any, words: str) -> None:
-    broadcast = make_broadcast()
-    content = wire.encode_reply(make_reply(), broadcast)
-    change(content)
+    parcel = good_parcel()
+    change(parcel)
 
     with pytest.raises(WireError, match=words) as caught:
-        wire.decode_reply(content, broadcast, CLASSES)
+        decode(parcel)
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("where", ["record", "array"])
-def test_evaluation_with_more_than_was_asked_for_is_refused(where: str) -> None:
-    content = wire.encode_evaluation(Evaluation({"accuracy": 1.0, "samples": 1.0}))
-    content["junk" if where == "record" else "counts"] = ArrayRecord({"junk": Array(JUNK)})
+@pytest.mark.parametrize("where", ["record", "array beside the packed one"])
+def test_records_that_nobody_asked_for_are_refused(where: str) -> None:
+    content = wire.encode_reply(make_reply(), make_broadcast())
+    if where == "record":
+        content["junk"] = ArrayRecord({"a": Array(JUNK)})
+    else:
+        content["arrays"]["junk"] = Array(JUNK)
 
-    with pytest.raises(WireError, match=r"unknown (records|counts), such as 'junk'"):
-        wire.decode_evaluation(content, CLASSES, 2)
+    with pytest.raises(WireError, match=r"unknown (records|arrays), such as 'junk'"):
+        wire.decode_reply(content, make_broadcast(), CLASSES)
+
+
+@pytest.mark.parametrize("part", ["values", "arrays"])
+def test_evaluation_with_more_than_was_asked_for_is_refused(part: str) -> None:
+    content = wire.encode_evaluation(Evaluation({"accuracy": 1.0, "samples": 1.0}))
+    parcel = opened(content, "reply")
+    getattr(parcel, part)["junk"] = JUNK if part == "arrays" else "junk"
+
+    with pytest.raises(WireError, match=rf"unknown {part}, such as 'junk'"):
+        wire.decode_evaluation(closed("reply", parcel), CLASSES, 2)
 
 
 def test_metrics_arrive_as_they_were_sent() -> None:
@@ -446,7 +514,7 @@ def test_counts_of_predictions_arrive_in_one_array(classes: int) -> None:
     content = travel(wire.encode_evaluation(sent))
     arrived = wire.decode_evaluation(content, classes, clusters=2)
 
-    assert list(content.array_records["counts"]) == ["tally"]
+    assert list(opened(content, "reply").arrays) == ["tally"]
     assert arrived.tally is not None
     assert sent.tally is not None
     for name, value in vars(sent.tally).items():
@@ -486,7 +554,7 @@ def test_broadcast_of_another_schema_is_refused() -> None:
     content = wire.encode_broadcast(make_broadcast(), "layout")
     content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 1})
 
-    with pytest.raises(WireError, match="schema version 1, this side speaks 3"):
+    with pytest.raises(WireError, match="schema version 1, this side speaks 4"):
         wire.decode_broadcast(content, "layout")
 
 
@@ -497,12 +565,11 @@ def test_empty_broadcast_is_refused() -> None:
 
 # --- replies that the server refuses ------------------------------------------------------------
 
-GOOD_COUNTS = np.ones((2, CLASSES))
 GOOD_DELTA = np.ones(SIZE, dtype=np.float32)
 ARRAYS = [
-    ("deltas", "cluster-3", GOOD_DELTA),
-    ("statistics", "label-counts", GOOD_COUNTS),
-    ("statistics", "cross-losses", np.ones((2, 2))),
+    ("cluster-3", GOOD_DELTA),
+    ("label-counts", np.ones((2, CLASSES))),
+    ("cross-losses", np.ones((2, 2))),
 ]
 
 
@@ -518,61 +585,96 @@ def assert_refused(content: RecordDict, *words: str) -> None:
     assert recorddict_to_proto(content).SerializeToString() == before
 
 
+def sent(parcel: Parcel) -> RecordDict:
+    return travel(closed("reply", parcel))
+
+
 def test_the_reply_that_the_refused_ones_are_made_of_is_accepted() -> None:
-    for record, name, values in ARRAYS:
-        arrived = decode(with_array(record, name, Array(values)))
-        assert arrived.samples == 20
-    assert_same(decode(good_content()), make_reply())
+    for name, values in ARRAYS:
+        assert decode(with_array(name, values)).samples == 20
+    assert_same(decode(good_parcel()), make_reply())
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
+@pytest.mark.parametrize(("name", "values"), ARRAYS)
 def test_one_number_that_is_not_finite_is_refused(
-    record: str, name: str, values: np.ndarray, number: float
+    name: str, values: np.ndarray, number: float
 ) -> None:
     poisoned = values.copy()
     poisoned.flat[-1] = number
 
-    assert_refused(with_array(record, name, Array(poisoned)), name, "NaN or infinity")
+    assert_refused(sent(with_array(name, poisoned)), name, "NaN or infinity")
 
 
-@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
-def test_wrong_shape_is_refused(record: str, name: str, values: np.ndarray) -> None:
+@pytest.mark.parametrize(("name", "values"), ARRAYS)
+def test_wrong_shape_is_refused(name: str, values: np.ndarray) -> None:
     shapes = [(*values.shape[:-1], values.shape[-1] + 1), (1, *values.shape), (values.size + 7,)]
 
     for shape in shapes:
         wrong = np.ones(shape, dtype=values.dtype)
-        assert_refused(with_array(record, name, Array(wrong)), name, str(shape), str(values.shape))
+        assert_refused(sent(with_array(name, wrong)), name, str(shape), str(values.shape))
 
 
-@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
-def test_wrong_dtype_is_refused_with_the_right_one(
-    record: str, name: str, values: np.ndarray
-) -> None:
-    # An update may be in half precision, with a scale
-    right = {values.dtype.name} | ({"float16"} if record == "deltas" else set())
-    for dtype in {"float16", "float32", "float64", "int64", "complex128"} - right:
+@pytest.mark.parametrize(("name", "values"), ARRAYS)
+def test_wrong_dtype_is_refused_with_the_right_one(name: str, values: np.ndarray) -> None:
+    # An update may be in fewer bits, with scales
+    right = {values.dtype.name} | ({"float16", "int8"} if name == "cluster-3" else set())
+    for dtype in {"float16", "float32", "float64", "int8", "uint32"} - right:
         wrong = values.astype(dtype)
-        assert_refused(with_array(record, name, Array(wrong)), name, dtype, values.dtype.name)
+        assert_refused(sent(with_array(name, wrong)), name, dtype, values.dtype.name)
 
 
-@pytest.mark.parametrize(("record", "name", "values"), ARRAYS)
-def test_declared_shape_that_lies_about_the_bytes_is_refused(
-    record: str, name: str, values: np.ndarray
-) -> None:
-    real = np.ones((values.size + 1,), dtype=values.dtype)
-    liar = Array(str(values.dtype), values.shape, "numpy.ndarray", npy(real))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"array-types": ["int64"] * 4}, "a type other than"),
+        ({"array-types": ["object"] * 4}, "a type other than"),
+        ({"array-types": ["float32"] * 3}, "a name and a type each"),
+        ({"array-types": ["float64"] * 4}, "announced are"),
+        ({"array-names": ["label-counts"] * 4}, "a name and a type each"),
+        ({"array-names": [1, 2, 3, 4]}, "an array's name is '1'"),
+        ({"array-names": "abcd"}, "array-names is 'abcd', expected a list"),
+        ({"array-axes": [1, 1, 1, 1]}, "incomplete"),
+        ({"array-axes": [-1, 3, 2, 2]}, "whole numbers"),
+        ({"array-axes": [2.0, 2.0, 1.0, 1.0]}, "whole numbers"),
+        ({"array-lengths": [10**15, 3, 2, 2, 5, 5]}, "announced are"),
+        ({"array-lengths": [2, -3, 2, 2, 5, 5]}, "whole numbers"),
+        ({"array-lengths": [2, 3, 2, 2, 5]}, "incomplete"),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_not_as_announced_are_refused(change: dict[str, Any], words: str) -> None:
+    content = sent(good_parcel())
+    content["reply"] = ConfigRecord({**content["reply"], **change})
 
-    assert_refused(with_array(record, name, liar), name, str(real.shape), str(values.shape))
+    assert_refused(content, words)
+
+
+def test_parts_of_a_simulation_that_are_not_as_announced_are_refused() -> None:
+    content = wire.encode_reply(make_reply(), make_broadcast())
+    content["arrays"]["packed"].parts[0] = JUNK
+
+    with pytest.raises(WireError, match="not those that it announces"):
+        wire.decode_reply(content, make_broadcast(), CLASSES)
+
+
+def packed_bytes() -> bytes:
+    return bytes(sent(good_parcel())["arrays"]["packed"].data)
+
+
+def with_bytes(data: bytes, stype: str = "numpy.ndarray") -> RecordDict:
+    content = sent(good_parcel())
+    shape = content["arrays"]["packed"].shape
+    content["arrays"] = ArrayRecord({"packed": Array("uint8", shape, stype, data)})
+    return content
 
 
 def test_header_that_claims_more_than_there_is_memory_is_refused() -> None:
-    claimed = np.lib.format.header_data_from_array_1_0(GOOD_DELTA) | {"shape": (10**15,)}
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, claimed)
-    liar = Array("float32", (SIZE,), "numpy.ndarray", buffer.getvalue() + GOOD_DELTA.tobytes())
+    about = {"descr": "|u1", "fortran_order": False, "shape": (10**15,)}
+    np.lib.format.write_array_header_1_0(buffer, about)
 
-    assert_refused(with_array("deltas", "cluster-3", liar), "cluster-3", "cannot be read")
+    assert_refused(with_bytes(buffer.getvalue() + GOOD_DELTA.tobytes()), "cannot be read")
 
 
 def _npz() -> bytes:
@@ -589,103 +691,114 @@ def _npz() -> bytes:
         b"PK\x03\x04 not an archive",
         _npz(),
         pickle.dumps([1.0] * SIZE),
-        npy(GOOD_DELTA)[:-1],
-        npy(GOOD_DELTA)[:20],
+        npy(GOOD_DELTA),
+        packed_bytes()[:-1],
+        packed_bytes()[:20],
         b"\x93NUMPY\x01\x00v\x00" + b"{" * 118,
-        b"\x93NUMPY\x09\x00" + npy(GOOD_DELTA)[8:],
+        b"\x93NUMPY\x09\x00" + packed_bytes()[8:],
     ],
-    ids=["empty", "zeros", "broken-zip", "npz", "pickle", "short", "cut", "no-header", "version"],
-)
+    ids=[
+        "empty", "zeros", "broken-zip", "npz", "pickle", "another", "short", "cut", "no-header",
+        "version",
+    ],
+)  # fmt: skip
 def test_garbage_instead_of_an_array_is_refused(data: bytes) -> None:
-    garbage = Array("float32", (SIZE,), "numpy.ndarray", data)
-
-    assert_refused(with_array("deltas", "cluster-3", garbage), "cluster-3")
+    assert_refused(with_bytes(data), "its arrays")
 
 
 def test_array_in_another_serialisation_is_refused() -> None:
-    foreign = Array("float32", (SIZE,), "torch.tensor", npy(GOOD_DELTA))
-
-    assert_refused(with_array("deltas", "cluster-3", foreign), "cluster-3", "torch.tensor")
+    assert_refused(with_bytes(packed_bytes(), "torch.tensor"), "torch.tensor")
 
 
-@given(position=st.integers(0, 147), byte=st.integers(0, 255), cut=st.integers(0, 148))
+@given(position=st.integers(0, 300), byte=st.integers(0, 255), cut=st.integers(0, 400))
 def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: int) -> None:
-    data = bytearray(npy(GOOD_DELTA))
-    data[position] = byte
-    damaged = Array("float32", (SIZE,), "numpy.ndarray", bytes(data[:cut] if cut > 100 else data))
-    content = with_array("deltas", "cluster-3", damaged)
+    data = bytearray(packed_bytes())
+    data[position % len(data)] = byte
 
     try:
-        delta = decode(content).deltas[0]
+        reply = wire.decode_reply(
+            with_bytes(bytes(data[:cut] if cut > 100 else data)), make_broadcast(), CLASSES
+        )
     except WireError:
         return
 
-    assert (delta.dtype, delta.shape) == (GOOD_DELTA.dtype, GOOD_DELTA.shape)
-    assert np.isfinite(delta).all()
+    for delta in reply.deltas.values():
+        assert (delta.dtype, delta.shape) == (GOOD_DELTA.dtype, GOOD_DELTA.shape)
+    assert reply.is_finite()
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("parcel", "words"),
     [
-        (with_config(schema=1), ("schema version 1", "speaks 3")),
-        (with_config(schema="2"), ("schema version '2'",)),
-        (without("reply", "schema"), ("schema version None",)),
-        (with_config(round=3), ("round 3", "expected 4")),
-        (without("reply", "round"), ("round None",)),
-        (with_config(samples=0), ("samples is 0",)),
-        (with_config(samples=-20), ("samples is -20",)),
-        (with_config(samples=20.0), ("samples is 20.0",)),
-        (with_config(samples=True), ("samples is True",)),
-        (with_config(samples="20"), ("samples is '20'",)),
-        (with_config(samples=[20]), ("samples is [20]",)),
-        (without("reply", "samples"), ("samples is None",)),
-        (with_config(noise=-1.0), ("noise -1.0",)),
-        (with_config(noise=math.nan), ("noise nan",)),
-        (with_config(noise=math.inf), ("noise inf",)),
-        (with_config(noise="none"), ("noise 'none'",)),
-        (with_config(releases=1.5), ("releases 1.5",)),
-        (with_config(releases=-1), ("releases -1",)),
-        (without("reply", "releases"), ("releases None",)),
-        (
-            with_array("deltas", "cluster-0", Array(GOOD_DELTA)),
-            ("'cluster-0'", "any cluster that was sent"),
-        ),
-        (with_array("deltas", "body", Array(GOOD_DELTA)), ("'body'", "any cluster that was sent")),
-        (without("statistics", "label-counts"), ("label-counts",)),
-        (without("statistics", "cross-losses"), ("cross-losses",)),
+        (with_values(schema=1), ("schema version 1", "speaks 4")),
+        (with_values(schema="2"), ("schema version '2'",)),
+        (with_values(round=3), ("round 3", "expected 4")),
+        (without("values", "round"), ("round None",)),
+        (with_values(samples=0), ("samples is 0",)),
+        (with_values(samples=-20), ("samples is -20",)),
+        (with_values(samples=20.0), ("samples is 20.0",)),
+        (with_values(samples=True), ("samples is True",)),
+        (with_values(samples="20"), ("samples is '20'",)),
+        (with_values(samples=[20]), ("samples is [20]",)),
+        (without("values", "samples"), ("samples is None",)),
+        (with_values(noise=-1.0), ("noise -1.0",)),
+        (with_values(noise=math.nan), ("noise nan",)),
+        (with_values(noise=math.inf), ("noise inf",)),
+        (with_values(noise="none"), ("noise 'none'",)),
+        (with_values(releases=1.5), ("releases 1.5",)),
+        (with_values(releases=-1), ("releases -1",)),
+        (without("values", "releases"), ("releases None",)),
+        (with_array("cluster-0", GOOD_DELTA), ("'cluster-0'", "unknown arrays")),
+        (with_array("body", GOOD_DELTA), ("'body'", "unknown arrays")),
+        (without("arrays", "label-counts"), ("label-counts",)),
+        (without("arrays", "cross-losses"), ("cross-losses",)),
         (without("metrics", "loss"), ("lacks the metric 'loss'",)),
         (without("metrics", "accuracy"), ("lacks the metric 'accuracy'",)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_reply_that_does_not_fit_is_refused_with_its_reason(
-    content: RecordDict, words: tuple[str, ...]
+    parcel: Parcel, words: tuple[str, ...]
 ) -> None:
-    assert_refused(content, *words)
+    assert_refused(sent(parcel), *words)
 
 
-@pytest.mark.parametrize("record", ["reply", "deltas", "statistics", "metrics"])
+@pytest.mark.parametrize("record", ["reply", "arrays"])
 def test_reply_without_one_of_its_records_is_refused(record: str) -> None:
-    content = good_content()
+    content = sent(good_parcel())
     del content[record]
 
     assert_refused(content, f"no {record!r} record")
 
 
-@pytest.mark.parametrize("record", ["deltas", "statistics", "metrics"])
-def test_record_of_another_kind_is_refused(record: str) -> None:
-    content = good_content()
-    content[record] = ConfigRecord({"cluster-3": 1.0})
+def test_record_of_another_kind_is_refused() -> None:
+    content = sent(good_parcel())
+    content["arrays"] = ConfigRecord({"packed": 1.0})
 
-    assert_refused(content, f"no {record!r} record")
+    assert_refused(content, "no 'arrays' record")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, [0.5, 0.5]])
+def test_reply_without_its_packed_array_is_refused() -> None:
+    content = sent(good_parcel())
+    content["arrays"] = ArrayRecord()
+
+    assert_refused(content, "has no arrays")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_metric_that_is_no_finite_number_is_refused(value: Any) -> None:
-    content = good_content()
-    content["metrics"] = MetricRecord({"loss": value})
+    parcel = good_parcel()
+    parcel.metrics["loss"] = value
 
-    assert_refused(content, "'loss'", repr(value))
+    assert_refused(sent(parcel), "'loss'", repr(value))
+
+
+@pytest.mark.parametrize("values", [[0.5], ["a", "b"]])
+def test_metrics_without_a_number_each_are_refused(values: list[Any]) -> None:
+    content = sent(good_parcel())
+    content["reply"]["metric-values"] = values
+
+    assert_refused(content, "metric")
 
 
 def test_evaluation_of_another_schema_is_refused() -> None:

@@ -15,6 +15,7 @@ from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.screening import Screening, Verdict
 from fedrc_flwr.state import ClientRecord, Membership
+from fedrc_flwr.transport import FLOAT32, size_of
 
 #: An update larger than this multiple of the round's median norm is taken to have broken it.
 FAR = 1000.0
@@ -77,10 +78,13 @@ class Broadcast:
     yardstick: Vector | None = None
     cohort: int = 0
 
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        others = sum(v.nbytes for v in (self.body, self.yardstick) if v is not None)
-        return sum(model.nbytes for model in self.models) + others + self.label_prior.nbytes
+    def nbytes(self, precision: str = FLOAT32) -> int:
+        """Bytes of its arrays as they travel."""
+        sizes = [size_of(model, self.parameters, precision) for model in self.models]
+        common = self.parameters if self.body is None else self.body_parameters
+        shared = [vector for vector in (self.body, self.yardstick) if vector is not None]
+        sizes += [size_of(vector, common, precision) for vector in shared]
+        return sum(sizes) + self.label_prior.nbytes
 
     def kind(self) -> tuple[object, ...]:
         """What distinguishes a round's messages: two of the same kind are the same."""
@@ -126,9 +130,14 @@ class Reply:
         given = (self.label_counts, self.cross_losses, self.fingerprint, self.scatter)
         return [array for array in given if array is not None]
 
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        updates = sum(delta.nbytes for delta in self.deltas.values())
+    def nbytes(self, broadcast: Broadcast, precision: str = FLOAT32) -> int:
+        """Bytes of its arrays as they travel."""
+        updates = sum(
+            size_of(
+                delta, broadcast.body_parameters if k == BODY else broadcast.parameters, precision
+            )
+            for k, delta in self.deltas.items()
+        )
         return updates + sum(array.nbytes for array in self.statistics())
 
     def is_finite(self) -> bool:

@@ -33,6 +33,7 @@ from fedrc_flwr.engine.run import Run, initial_models
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.transport import FLOAT32
 
 #: Numbers of a network below which one thread is faster than several.
 SMALL_NETWORK = 1_000_000
@@ -44,7 +45,7 @@ class InProcess:
     def __init__(self, participants: Iterable[Participant], rounds: Rounds) -> None:
         self.participants = {p.data.name: p for p in participants}
         self._rounds = rounds
-        self._half = rounds.settings.exchange().half
+        self._transport = rounds.settings.exchange().transport
         self._new = [p.enrolment() for p in self.participants.values()]
         self._down = self._up = 0
 
@@ -67,7 +68,7 @@ class InProcess:
             except FedRCError as error:
                 self._failed(name, error)
                 continue
-            self._up += reply.nbytes() // (2 if self._half else 1)
+            self._up += reply.nbytes(own, self._transport)
             reply = self._rounded(reply, own)
             yield name, reply.widened(own.membership, broadcast.membership)
             participant.states.save(state)
@@ -93,24 +94,24 @@ class InProcess:
     def _addressed(self, broadcast: Broadcast, name: str, training: bool) -> Broadcast:
         rounds = self._rounds
         own = rounds.algorithm.addressed(rounds.state, broadcast, name, training)
-        self._down += own.nbytes() // (2 if self._half else 1)
+        self._down += own.nbytes(self._transport)
         return own
 
     def _received(self, broadcast: Broadcast) -> Broadcast:
-        """What clients would receive: rounded where networks travel in half precision."""
-        if not self._half:
+        """What clients would receive: rounded where networks travel in fewer bits."""
+        if self._transport == FLOAT32:
             return broadcast
         from fedrc_flwr import wire
 
-        return wire.decode_broadcast(wire.encode_broadcast(broadcast, "", half=True), "")
+        return wire.decode_broadcast(wire.encode_broadcast(broadcast, "", self._transport), "")
 
     def _rounded(self, reply: Reply, broadcast: Broadcast) -> Reply:
         """What the server would receive."""
-        if not self._half:
+        if self._transport == FLOAT32:
             return reply
         from fedrc_flwr import wire
 
-        content = wire.encode_reply(reply, broadcast, half=True)
+        content = wire.encode_reply(reply, broadcast, self._transport)
         return wire.decode_reply(content, broadcast, self._rounds.classes)
 
     def _failed(self, name: str, error: Exception) -> None:

@@ -20,7 +20,7 @@ class Exchange:
     window: int
     deadline: float
     enrolment_timeout: float
-    half: bool
+    transport: str
     grace: float
 
 
@@ -85,8 +85,9 @@ class FederationSettings:
 
     def exchange(self) -> Exchange:
         """What an engine needs to know to carry messages."""
-        half = self.transport == "float16"
-        return Exchange(self.window, self.deadline, self.enrolment_timeout, half, self.grace)
+        return Exchange(
+            self.window, self.deadline, self.enrolment_timeout, self.transport, self.grace
+        )
 
     def most_samples(self, samples: list[int]) -> int:
         """What a client counts as at most, given how many samples the training clients hold."""

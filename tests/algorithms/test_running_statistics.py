@@ -175,7 +175,7 @@ def test_half_precision_on_the_wire_makes_no_variance_negative(shared: bool) -> 
     for number in range(1, 5):
         # Execute
         sent = algorithm.broadcast(federated.state, number, classes)
-        content = wire.encode_broadcast(sent, "layout", half=True)
+        content = wire.encode_broadcast(sent, "layout", "float16")
         arrived = wire.decode_broadcast(content, "layout")
         result = algorithm.begin_round(federated.state)
         for client in federated.clients[:2]:
@@ -183,7 +183,7 @@ def test_half_precision_on_the_wire_makes_no_variance_negative(shared: bool) -> 
             state = federated.client_states.get(client.name, fresh)
             reply, state = algorithm.train(arrived, state, federated.runtime(client, number))
             federated.client_states[client.name] = state
-            packed = wire.encode_reply(reply, arrived, half=True)
+            packed = wire.encode_reply(reply, arrived, "float16")
             back = wire.decode_reply(packed, sent, classes)
             algorithm.receive(federated.state, result, client.name, back)
         federated.state, _ = algorithm.end_round(federated.state, result, number)

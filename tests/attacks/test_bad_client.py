@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
-from grid import InMemoryGrid
+from grid import InMemoryGrid, deltas_of, repacked
 from settings_of import PLAIN
 
 from fedrc_flwr.config import load_config
+from fedrc_flwr.records import Parcel
 from fedrc_flwr.report.log import read_events
 from fedrc_flwr.state import ServerState
 from server_app.app import run_on_flower
@@ -54,10 +55,11 @@ def in_training(change: Change) -> Any:
 
 
 def of_1e30(reply: Message) -> None:
-    arrays = reply.content["deltas"].items()
-    reply.content["deltas"] = ArrayRecord(
-        {name: Array(np.full_like(array.numpy(), 1e30)) for name, array in arrays}
-    )
+    def enlarge(parcel: Parcel) -> None:
+        for name in deltas_of(parcel):
+            parcel.arrays[name] = np.full_like(parcel.arrays[name], 1e30)
+
+    repacked(reply, enlarge)
 
 
 def with_1e12_samples(reply: Message) -> None:
@@ -65,10 +67,12 @@ def with_1e12_samples(reply: Message) -> None:
 
 
 def with_invented_counts(reply: Message) -> None:
-    shape = reply.content["statistics"]["label-counts"].shape
-    counts = np.zeros(shape)
-    counts[0, 0], counts[0, 1] = 1e9, -1e9
-    reply.content["statistics"]["label-counts"] = Array(counts)
+    def invent(parcel: Parcel) -> None:
+        counts = np.zeros_like(parcel.arrays["label-counts"])
+        counts[0, 0], counts[0, 1] = 1e9, -1e9
+        parcel.arrays["label-counts"] = counts
+
+    repacked(reply, invent)
 
 
 def with_junk(reply: Message) -> None:
@@ -118,15 +122,17 @@ def test_bad_client_is_named_put_into_quarantine_and_changes_nothing(
 def test_claim_at_enrolment_gives_no_more_weight_than_ten_clients(
     tmp_path: Path, start: str
 ) -> None:
+    def scale(parcel: Parcel) -> None:
+        counts = parcel.arrays["label-counts"]
+        parcel.arrays["label-counts"] = counts * (10**12 / counts.sum())
+
     def enrols_with_1e12(message: Message, answer: Any) -> Message:
         reply: Message = answer()
         record = {"query.enrol": "enrolment", "train": "reply"}.get(message.metadata.message_type)
         if record is not None:
             reply.content[record]["samples"] = 10**12
         if record == "reply":  # counts that fit the claim
-            counts = reply.content["statistics"]["label-counts"].numpy()
-            scaled = counts * (10**12 / counts.sum())
-            reply.content["statistics"]["label-counts"] = Array(scaled)
+            repacked(reply, scale)
         return reply
 
     state = run(tmp_path, start, enrols_with_1e12, rounds=2)

@@ -12,10 +12,11 @@ import pathlib
 import time
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 
 from client_app import app as honest
+from fedrc_flwr.records import closed, opened
 
 app = ClientApp()
 app.query("enrol")(honest.enrol)

@@ -162,10 +162,12 @@ FIVE_FAULTS = """
     if who == 3:
         reply.content["reply"] = ConfigRecord({**reply.content["reply"], "schema": 99})
     if who in (1, 2):
-        name, array = next(iter(reply.content["deltas"].items()))
-        values = array.numpy().copy()
-        values = values[:-1] if who == 2 else np.full_like(values, np.nan)
-        reply.content["deltas"] = ArrayRecord({**reply.content["deltas"], name: Array(values)})
+        parcel = opened(reply.content, "reply")
+        name = next(name for name in parcel.arrays if name.startswith("cluster-"))
+        values = parcel.arrays[name]
+        parcel.arrays[name] = values[:-1] if who == 2 else np.full_like(values, np.nan)
+        reply.content.clear()
+        reply.content.update(closed("reply", parcel))
     return reply
 """
 

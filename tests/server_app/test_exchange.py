@@ -98,3 +98,21 @@ def test_a_simulation_holds_as_many_messages_as_keep_its_workers_busy(
     replies: int, seconds: float, expected: int
 ) -> None:
     assert ready_in_simulation(replies, seconds, cores=4) == expected
+
+
+def test_a_deployment_sends_all_messages_of_a_round_together() -> None:
+    class Deployment(InMemoryGrid):
+        batches: list[int] = []  # noqa: RUF012
+
+        def push_messages(self, messages: Any) -> list[str]:
+            self.batches.append(len(messages))
+            # As Flower's HTTP grid does, in place: the third cannot be sent.
+            return [i if n != 2 else "" for n, i in enumerate(super().push_messages(messages))]
+
+    grid = Deployment(5, {"data.clients": 5})
+
+    answers = list(exchange(grid, messages(list(range(100, 105))), 0, deadline=5))  # type: ignore[arg-type]
+
+    assert grid.batches == [5]
+    assert names(answers, replied=False) == {"node-102"}
+    assert len(answers) == 5

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from federation import Federation
-from flwr.app import Array, ArrayRecord, Message
-from grid import InMemoryGrid, broken_config
+from flwr.app import ArrayRecord, Message
+from grid import InMemoryGrid, broken_config, deltas_of, repacked
 from settings_of import PLAIN, dotted, of_one_algorithm
 
 from fedrc_flwr.algorithms import ALGORITHMS
@@ -20,6 +20,7 @@ from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.config import RunConfig, all_keys, load_config
 from fedrc_flwr.engine.run import Run
 from fedrc_flwr.errors import CheckpointError, ConfigError, RunError
+from fedrc_flwr.records import Parcel
 from fedrc_flwr.report.log import read_events
 from fedrc_flwr.state import ServerState
 from server_app.app import main, run_on_flower
@@ -96,15 +97,11 @@ def _asked(reply: Message) -> Message:
 
 
 def with_delta(change: Any) -> Any:
-    def act(answer: Any) -> Message:
-        reply = answer()
-        deltas = reply.content["deltas"]
-        name = next(iter(deltas))
-        changed = {**dict(deltas), name: Array(change(deltas[name].numpy()))}
-        reply.content["deltas"] = ArrayRecord(changed)
-        return reply
+    def changed(parcel: Parcel) -> None:
+        name = deltas_of(parcel)[0]
+        parcel.arrays[name] = change(parcel.arrays[name])
 
-    return act
+    return lambda answer: repacked(answer(), changed)
 
 
 def poison(values: np.ndarray) -> np.ndarray:
@@ -195,11 +192,12 @@ def test_a_bad_reply_is_named_and_the_round_is_that_of_the_others(
 
 def enormous(reply: Message) -> Message:
     """The client's reply with an update of 1e38, which is finite, in all its numbers."""
-    deltas = reply.content["deltas"]
-    reply.content["deltas"] = ArrayRecord(
-        {name: Array(np.full_like(array.numpy(), 1e38)) for name, array in deltas.items()}
-    )
-    return reply
+
+    def enlarge(parcel: Parcel) -> None:
+        for name in deltas_of(parcel):
+            parcel.arrays[name] = np.full_like(parcel.arrays[name], 1e38)
+
+    return repacked(reply, enlarge)
 
 
 THREE = {"clients": 3, "concept-shares": "1.0", "corrupted-shares": "0.0", "rounds": 2}
@@ -243,14 +241,11 @@ def test_an_update_that_breaks_the_models_is_left_out_of_a_repetition(
 
 
 def test_statistics_that_cannot_be_are_left_out_with_a_strike(tmp_path: Path) -> None:
-    def huge_counts(answer: Any) -> Message:
-        reply = answer()
-        shape = reply.content["statistics"]["label-counts"].shape
-        reply.content["statistics"] = ArrayRecord({"label-counts": Array(np.full(shape, 1e300))})
-        return reply
+    def huge_counts(parcel: Parcel) -> None:
+        parcel.arrays["label-counts"] = np.full_like(parcel.arrays["label-counts"], 1e300)
 
     run, grid = make_run(tmp_path, nodes=4, **THREE)
-    grid.behaviours[101] = on_training(huge_counts)
+    grid.behaviours[101] = on_training(lambda answer: repacked(answer(), huge_counts))
 
     run.go()
 
