@@ -24,7 +24,7 @@ from fedrc_flwr.engine.admission import (
     refusal,
     same_minor,
 )
-from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import FedRCError, RunError
 
 app = ClientApp()

@@ -83,6 +83,10 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     tally: Tally | None = None
 
+    def nbytes(self) -> int:
+        """Bytes of its arrays as they travel."""
+        return 0 if self.tally is None else self.tally.flat().nbytes
+
     def widened(self, own: tuple[int, ...], clusters: tuple[int, ...]) -> Evaluation:
         """The same over all clusters, from a client that received the models of some."""
         if self.tally is None or own == clusters:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from fedrc_flwr import transport
 from fedrc_flwr.aggregation import BODY
-from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
+from fedrc_flwr.algorithms.messages import Broadcast, Evaluates, Phase, Reply
 from fedrc_flwr.arrays import checked
 from fedrc_flwr.discovery.fingerprint import MOST_FEATURES
 from fedrc_flwr.em import Floats
 from fedrc_flwr.engine.admission import VERSION, Refusal, same_minor
-from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.metrics import Evaluation, Tally
@@ -41,6 +41,8 @@ from fedrc_flwr.transport import FLOAT32, SCALE, STATISTICS
 YARDSTICK = -2  # key of the network that fingerprints are taken with
 #: What a reply's values say.
 REPLY = ("round", "samples", "noise", "releases")
+#: Prefix of the metrics of an evaluation that comes with an update.
+EVALUATED = "evaluation/"
 
 
 def encode_broadcast(broadcast: Broadcast, layout: str, precision: str = FLOAT32) -> RecordDict:
@@ -68,6 +70,8 @@ def encode_broadcast(broadcast: Broadcast, layout: str, precision: str = FLOAT32
         "assigned": broadcast.assigned,
         "cohort": broadcast.cohort,
     }
+    if (asked := broadcast.evaluates) is not None:
+        values["evaluates"] = [asked.round, int(asked.prior), asked.cohort, *asked.clusters]
     arrays = {"label-prior": broadcast.label_prior, **_packed(vectors, broadcast, precision)}
     return closed("broadcast", Parcel(values, arrays))
 
@@ -105,7 +109,14 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         assigned=_ints(values, "assigned")[0],
         yardstick=vector(YARDSTICK) if _array_name(YARDSTICK) in arrays else None,
         cohort=_ints(values, "cohort")[0],
+        evaluates=_evaluates(_ints(values, "evaluates")) if "evaluates" in values else None,
     )
+
+
+def _evaluates(numbers: list[int]) -> Evaluates:
+    """What is to be evaluated before training."""
+    number, prior, cohort, *clusters = numbers
+    return Evaluates(number, tuple(clusters), bool(prior), cohort)
 
 
 def _phase(values: Mapping[str, Any]) -> Phase:
@@ -118,7 +129,7 @@ def encode_reply(reply: Reply, broadcast: Broadcast, precision: str = FLOAT32) -
     """A reply as records; clusters without an update are left out."""
     clusters = broadcast.membership.clusters
     deltas = {BODY if k == BODY else clusters[k]: delta for k, delta in reply.deltas.items()}
-    arrays = {"label-counts": reply.label_counts}
+    arrays: dict[str, NDArray[Any]] = {"label-counts": reply.label_counts}
     if reply.cross_losses is not None:
         arrays["cross-losses"] = reply.cross_losses
     if reply.fingerprint is not None and reply.scatter is not None:
@@ -130,14 +141,19 @@ def encode_reply(reply: Reply, broadcast: Broadcast, precision: str = FLOAT32) -
         "noise": float(reply.noise),
         "releases": reply.releases,
     }
+    metrics = dict(reply.metrics)
+    if reply.evaluation is not None:
+        metrics |= {EVALUATED + name: value for name, value in reply.evaluation.metrics.items()}
+        if reply.evaluation.tally is not None:
+            arrays["tally"] = reply.evaluation.tally.flat()
     packed = _packed(deltas, broadcast, precision)
-    return closed("reply", Parcel(values, {**arrays, **packed}, reply.metrics))
+    return closed("reply", Parcel(values, {**arrays, **packed}, metrics))
 
 
 def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Reply:
     """A client's reply, refused unless every number of it fits the broadcast it answers."""
     parcel = opened(content, "reply")
-    values, arrays, metrics = parcel.values, parcel.arrays, parcel.metrics
+    values, arrays = parcel.values, parcel.arrays
     refuse_unknown(values, REPLY, "values")
     if values.get("round") != broadcast.round:
         raise WireError(f"answers round {values.get('round')!r}, expected {broadcast.round}")
@@ -159,6 +175,13 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
         sizes[_array_name(BODY)] = (BODY, broadcast.body_parameters, len(broadcast.body))
     compares, measures = broadcast.phase.compares, broadcast.phase.measures
     asked = ["label-counts", *["cross-losses"] * compares, *["fingerprint", "scatter"] * measures]
+    metrics, evaluation = parcel.metrics, None
+    if (evaluates := broadcast.evaluates) is not None:
+        asked.append("tally")
+        found = {k: v for k, v in metrics.items() if k.startswith(EVALUATED)}
+        metrics = {k: v for k, v in metrics.items() if k not in found}
+        told = {name.removeprefix(EVALUATED): value for name, value in found.items()}
+        evaluation = _evaluation(told, arrays, classes, len(evaluates.clusters))
     deltas: dict[int, Vector] = {}
     others = []
     for name in arrays:
@@ -175,8 +198,10 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
     table = statistic(arrays, "cross-losses", (len(clusters),) * 2) if compares else None
     if missing := {"loss", "accuracy"} - set(metrics):
         raise WireError(f"lacks the metric {min(missing)!r}")
-    taken = _fingerprint(arrays, classes) if measures else (None, None)
-    return Reply(samples, deltas, counts, table, noise, releases, metrics, *taken)
+    measured, scatter = _fingerprint(arrays, classes) if measures else (None, None)
+    return Reply(
+        samples, deltas, counts, table, noise, releases, metrics, measured, scatter, evaluation
+    )
 
 
 def _fingerprint(arrays: dict[str, NDArray[Any]], classes: int) -> tuple[Floats, Floats]:
@@ -201,11 +226,16 @@ def decode_evaluation(content: RecordDict, classes: int, clusters: int) -> Evalu
     parcel = opened(content, "reply")
     refuse_unknown(parcel.values, (), "values")
     refuse_unknown(parcel.arrays, ("tally",), "arrays")
-    metrics = parcel.metrics
-    if "tally" not in parcel.arrays:
+    return _evaluation(parcel.metrics, parcel.arrays, classes, clusters)
+
+
+def _evaluation(
+    metrics: dict[str, float], arrays: dict[str, NDArray[Any]], classes: int, clusters: int
+) -> Evaluation:
+    if "tally" not in arrays:
         return Evaluation(metrics)
     shape = (Tally.length(classes, clusters),)
-    counts = statistic(parcel.arrays, "tally", shape, np.uint32)
+    counts = statistic(arrays, "tally", shape, np.uint32)
     tally, samples = Tally.unflat(counts, classes, clusters), metrics.get("samples", 0.0)
     if not tally.fits(samples):
         raise WireError(f"counts of predictions are not those of its {samples:g} test samples")

@@ -14,7 +14,7 @@ from flwr.supercore import log
 
 from fedrc_flwr import wire
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
-from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.records import ENROL, SCHEMA
 from fedrc_flwr.words import one_line
@@ -50,7 +50,7 @@ class Roster:
         self._registered = registered
         self._tell = tell
         self._keys = keys
-        self._outbox = Outbox(grid, window)
+        self._outbox: Outbox[int] = Outbox(grid, window)
         self._asked: dict[int, float] = {}  # until when an answer is expected
         self._again: dict[int, tuple[float, float]] = {}  # when to ask again, and the pause then
         self._nodes: dict[str, int] = {}
@@ -91,20 +91,20 @@ class Roster:
         query = RecordDict({"enrol": ConfigRecord({"schema": SCHEMA})})
         until = time.monotonic() + ANSWER_SECONDS
         self._asked |= dict.fromkeys(nodes, until)
-        messages = [(str(n), Message(query, n, ENROL, ttl=ANSWER_SECONDS)) for n in nodes]
+        messages = [(n, Message(query, n, ENROL, ttl=ANSWER_SECONDS)) for n in nodes]
         for node in self._outbox.send(messages):
-            self._refuse(int(node), "it could not be asked")
+            self._refuse(node, "it could not be asked")
 
     def _give_up(self, now: float) -> None:
         """Expect no answer any more from nodes that went away or took too long."""
         for node, until in list(self._asked.items()):
             if now >= until or node not in self._online:
-                self._outbox.forget(str(node))
+                self._outbox.forget(node)
                 self._refuse(node, "it has not answered")
 
-    def _understood(self, answer: Answer) -> Enrolment | None:
+    def _understood(self, answer: Answer[int]) -> Enrolment | None:
         """The enrolment that a reply is, unless the client cannot take part."""
-        node = int(answer.name)
+        node = answer.about
         if answer.reply is None or node not in self._asked:
             return None
         if answer.reply.has_error():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrc_flwr.machine import usable_cores
-from server_app.grace import Grace
 from server_app.inbox import Inbox
 
 #: Seconds between looks for replies: at first, and at most.
@@ -19,11 +19,18 @@ FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 0.2, 0.1
 READY_SECONDS, LEAST_PER_CORE, MOST_PER_CORE = 0.5, 3, 32
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply, or None if it did not arrive in time."""
+K = TypeVar("K", bound=Hashable)
+K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
-    name: str
+
+@dataclass(frozen=True)
+class Answer(Generic[K]):
+    """The reply to a message, or None if it did not arrive in time.
+
+    ``about`` is what the message was sent for, such as a client's name.
+    """
+
+    about: K
     reply: Message | None
 
 
@@ -42,8 +49,8 @@ def ready_in_simulation(replies: int, seconds: float, cores: int) -> int:
     return round(min(max(wanted, LEAST_PER_CORE * cores), MOST_PER_CORE * cores))
 
 
-class Outbox:
-    """Messages to named clients that are under way, and their replies as they arrive.
+class Outbox(Generic[K]):
+    """Messages that are under way, and their replies as they arrive.
 
     At most ``window`` of them are under way (0: as many as keep a simulation's workers busy, all of
     them in a deployment).
@@ -57,14 +64,14 @@ class Outbox:
         self._cores = usable_cores()
         self._started = time.monotonic()
         self._replies = 0
-        self._under_way: dict[str, str] = {}
+        self._under_way: dict[str, K] = {}
         self._seconds = FIRST_PAUSE
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def names(self) -> set[str]:
-        """The clients that have not answered yet."""
+    def unanswered(self) -> set[K]:
+        """What has not been answered yet."""
         return set(self._under_way.values())
 
     def room(self) -> int | None:
@@ -75,8 +82,8 @@ class Outbox:
             room = ready_in_simulation(self._replies, seconds, self._cores)
         return max(0, room - len(self._under_way)) if room else None
 
-    def send(self, entries: list[tuple[str, Message]]) -> list[str]:
-        """Send messages to named clients; returns those that could not be sent.
+    def send(self, entries: list[tuple[K, Message]]) -> list[K]:
+        """Send messages; returns what could not be sent.
 
         In a deployment they go together, so that what they share is sent once. A simulation shares
         memory, and does not tell which message of several could not be sent.
@@ -85,24 +92,23 @@ class Outbox:
         for batch in [[entry] for entry in entries] if self.simulated else [entries]:
             identities = list(self._grid.push_messages([message for _, message in batch]))
             identities += [""] * (len(batch) - len(identities))
-            for (name, _), identity in zip(batch, identities, strict=True):
+            for (about, _), identity in zip(batch, identities, strict=True):
                 if identity:
-                    self._under_way[identity] = name
+                    self._under_way[identity] = about
                 else:
-                    failed.append(name)
+                    failed.append(about)
         return failed
 
-    def forget(self, name: str) -> None:
-        """Expect no reply from a client any more."""
-        self._under_way = {i: n for i, n in self._under_way.items() if n != name}
+    def forget(self, about: K) -> None:
+        """Expect no reply any more."""
+        self._under_way = {i: a for i, a in self._under_way.items() if a != about}
 
-    def replies(self) -> Iterator[Answer]:
+    def replies(self) -> Iterator[Answer[K]]:
         """The replies that have arrived since the last call."""
         for identity, reply in self._inbox.replies(self._under_way):
-            name = self._under_way.pop(identity, None)
-            if name is not None:  # a reply that arrives twice counts once
+            if identity in self._under_way:  # a reply that arrives twice counts once
                 self._replies += 1
-                yield Answer(name, reply)
+                yield Answer(self._under_way.pop(identity), reply)
 
     def pause(self, arrived: bool) -> None:
         """Sleep, unless something has arrived: briefly at first, then longer."""
@@ -120,45 +126,51 @@ class Outbox:
         self._inbox.close()
 
 
+class Patience(Protocol[K_contra]):
+    """How long replies are waited for."""
+
+    def sent(self, about: K_contra, now: float) -> None:
+        """Note when a message was sent."""
+
+    def answered(self, about: K_contra, now: float) -> None:
+        """Note when it was answered."""
+
+    def is_over(self, waiting: Collection[K_contra], now: float) -> bool:
+        """Whether these are no longer waited for."""
+
+
 def exchange(
-    grid: Grid,
-    messages: Iterable[tuple[str, Message]],
-    window: int,
-    deadline: float,
-    grace: Grace | None = None,
-) -> Iterator[Answer]:
-    """Send messages to named clients and yield their answers in order of arrival.
+    outbox: Outbox[K], messages: Iterable[tuple[K, Message]], deadline: float, patience: Patience[K]
+) -> Iterator[Answer[K]]:
+    """Send messages and yield the answers in order of arrival.
 
     Replies are yielded as they arrive, so that memory for a few models is enough. After
-    ``deadline`` seconds, or when ``grace`` is over, None is yielded for the remaining clients, and
-    later replies are ignored.
+    ``deadline`` seconds, or when ``patience`` is over, None is yielded for what is left, and later
+    replies are ignored.
     """
     queue = iter(messages)
-    grace = grace or Grace(0, 0.0, {}, {})  # nobody's time is over before the deadline
-    outbox = Outbox(grid, window)
     ends = time.monotonic() + deadline
     exhausted = False
-    try:
-        while True:
-            room = outbox.room()
-            entries = list(islice(queue, room))
-            exhausted = exhausted or room is None or len(entries) < room
-            failed = outbox.send(entries) if entries else []
-            for name, _ in entries:
-                grace.sent(name, time.monotonic())
-            yield from (Answer(name, None) for name in failed)
-            arrived = False
-            for answer in outbox.replies():
-                arrived = True
-                grace.answered(answer.name, time.monotonic())
-                yield answer
-            if not len(outbox) and exhausted:
-                return
-            now = time.monotonic()
-            if now >= ends or (exhausted and grace.is_over(outbox.names(), now)):
-                yield from (Answer(name, None) for name in outbox.names())
-                yield from (Answer(name, None) for name, _ in queue)
-                return
-            outbox.pause(arrived)
-    finally:
-        outbox.close()
+    while True:
+        room = outbox.room()
+        entries = list(islice(queue, room))
+        exhausted = exhausted or room is None or len(entries) < room
+        failed = outbox.send(entries) if entries else []
+        for about, _ in entries:
+            patience.sent(about, time.monotonic())
+        yield from (Answer(about, None) for about in failed)
+        arrived = False
+        for answer in outbox.replies():
+            arrived = True
+            patience.answered(answer.about, time.monotonic())
+            yield answer
+        waiting, now = outbox.unanswered(), time.monotonic()
+        if not waiting and exhausted:
+            return
+        if now >= ends or (exhausted and patience.is_over(waiting, now)):
+            for about in waiting:
+                outbox.forget(about)
+                yield Answer(about, None)
+            yield from (Answer(about, None) for about, _ in queue)
+            return
+        outbox.pause(arrived)

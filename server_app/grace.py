@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping
 
+from fedrc_flwr.engine.letters import Letter
+
 #: Seconds that every client has, however fast the others are.
 LEAST = 10.0
 
@@ -52,3 +54,31 @@ class Grace:
         typical = statistics.median(self._samples[other] for other in self.took)
         expected = usual * max(1.0, self._samples[name] / max(typical, 1))
         return max(LEAST, self._factor * max(expected, self._before.get(name, 0.0)))
+
+
+class RoundsGrace:
+    """The time that the letters of a round have: those that train, and those that only evaluate.
+
+    Evaluating takes less time than training, so each kind is measured by its own.
+    """
+
+    def __init__(self, training: Grace, evaluation: Grace) -> None:
+        self.training = training
+        self.evaluation = evaluation
+
+    def _of(self, letter: Letter) -> Grace:
+        return self.training if letter.trains else self.evaluation
+
+    def sent(self, letter: Letter, now: float) -> None:
+        """Note when a client was asked."""
+        self._of(letter).sent(letter.name, now)
+
+    def answered(self, letter: Letter, now: float) -> None:
+        """Note when it answered."""
+        self._of(letter).answered(letter.name, now)
+
+    def is_over(self, waiting: Collection[Letter], now: float) -> bool:
+        """Whether all of these clients have had their time."""
+        kinds = ((self.training, True), (self.evaluation, False))
+        names = [(grace, [x.name for x in waiting if x.trains == kind]) for grace, kind in kinds]
+        return all(grace.is_over(those, now) for grace, those in names if those)

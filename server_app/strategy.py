@@ -9,15 +9,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedrc_flwr import wire
-from fedrc_flwr.algorithms.messages import Broadcast, Reply
+from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
-from fedrc_flwr.engine.rounds import Enrolment, Rounds
+from fedrc_flwr.engine.carrier import Enrolment
+from fedrc_flwr.engine.judging import judge
+from fedrc_flwr.engine.letters import Letter, updates
+from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.errors import RunError, WireError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.records import payload
 from server_app.enrolment import Roster
-from server_app.exchange import Answer, exchange
-from server_app.grace import Grace
+from server_app.exchange import Answer, Outbox, exchange
+from server_app.grace import Grace, RoundsGrace
 
 #: Extra seconds until a message expires, so that the server decides about the deadline.
 TTL_GRACE = 10.0
@@ -37,12 +40,10 @@ class ClusteredStrategy(Strategy):
         self.rounds = rounds
         self.roster = roster
         self.layout = layout
-        self._grid = grid
         self._exchange = rounds.settings.exchange()
-        self._broadcast: Broadcast | None = None
-        self._own: dict[str, Broadcast] = {}  # as each client received it
-        self._names: dict[int, str] = {}
-        self._took: dict[str, dict[str, float]] = {}  # seconds of each client by kind of message
+        self._outbox: Outbox[Letter] = Outbox(grid, self._exchange.window)
+        self._letters: dict[int, Letter] = {}  # by node, of Flower's own loop
+        self._took: dict[bool, dict[str, float]] = {True: {}, False: {}}  # by kind of letter
         self._down = self._up = 0
 
     def summary(self) -> None:
@@ -58,15 +59,14 @@ class ClusteredStrategy(Strategy):
         """Names of the reachable clients with a role, sorted."""
         return self.roster.online(role)
 
-    def train(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Reply]]:
-        """Train these clients and yield their replies as they arrive."""
-        messages = self._messages(names, broadcast, MessageType.TRAIN)
-        return self._replies(self._answers(messages, MessageType.TRAIN))
-
-    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Evaluation]]:
-        """Evaluate these clients and yield what they report as it arrives."""
-        messages = self._messages(names, broadcast, MessageType.EVALUATE)
-        return self._evaluations(self._answers(messages, MessageType.EVALUATE))
+    def deliver(self, letters: list[Letter]) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+        """Send these letters and yield the answers as they arrive."""
+        messages = zip(letters, self._messages(letters), strict=True)
+        patience = RoundsGrace(self._grace(letters, True), self._grace(letters, False))
+        answers = exchange(self._outbox, messages, self._exchange.deadline, patience)
+        yield from self._understood(answers)
+        self._took[True].update(patience.training.took)
+        self._took[False].update(patience.evaluation.took)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of arrays sent and received since the last call."""
@@ -81,15 +81,14 @@ class ClusteredStrategy(Strategy):
         """Messages to this round's sample of the training clients."""
         self.rounds.enrol(self.refresh())
         names = self.rounds.sample(self.online(TRAIN), server_round, attempt=0)
-        broadcast = self.rounds.broadcast(server_round, len(names))
-        return self._messages(names, broadcast, MessageType.TRAIN)
+        return self._configured(server_round, names, trains=True)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies into the next state."""
-        answers = (Answer(self._name_of(reply), reply) for reply in replies)
-        metrics = self.rounds.fold(server_round, self._replies(answers), len(self._names))
+        found = updates(self._understood(self._answers(replies)))
+        metrics = self.rounds.fold(server_round, found, len(self._letters))
         return None, None if metrics is None else MetricRecord({"loss": float(metrics["loss"])})
 
     def configure_evaluate(
@@ -97,17 +96,35 @@ class ClusteredStrategy(Strategy):
     ) -> Iterable[Message]:
         """Messages to all reachable clients."""
         names = self.online(TRAIN) + self.online(OBSERVE)
-        broadcast = self.rounds.broadcast(server_round, len(names))
-        return self._messages(names, broadcast, MessageType.EVALUATE)
+        return self._configured(server_round, names, trains=False)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Mean local and global accuracy."""
-        answers = (Answer(self._name_of(reply), reply) for reply in replies)
-        outcome = self.rounds.judge(self._evaluations(answers))
+        state = self.rounds.state
+        evaluations = {
+            letter.name: answer.widened(
+                letter.broadcast.membership.clusters, letter.everybody.clusters
+            )
+            for letter, answer in self._understood(self._answers(replies))
+            if isinstance(answer, Evaluation)
+        }
+        outcome = judge(evaluations, state.clients, state.clusters)
         numbers = {name: value for name, value in outcome.items() if isinstance(value, float)}
         return MetricRecord(dict(numbers)) if numbers else None
+
+    def _configured(self, server_round: int, names: list[str], trains: bool) -> Iterator[Message]:
+        broadcast = self.rounds.broadcast(server_round, len(names))
+        letters = [self.rounds.letter(broadcast, name, trains) for name in names]
+        self._letters = {self.roster.node(letter.name): letter for letter in letters}
+        return self._messages(letters)
+
+    def _answers(self, replies: Iterable[Message]) -> Iterator[Answer[Letter]]:
+        for reply in replies:
+            if reply.metadata.src_node_id not in self._letters:
+                raise RunError("replies without letters: configure_train comes first")
+            yield Answer(self._letters[reply.metadata.src_node_id], reply)
 
     def start(
         self,
@@ -127,89 +144,59 @@ class ClusteredStrategy(Strategy):
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _messages(self, names: list[str], broadcast: Broadcast, kind: str) -> Iterator[Message]:
-        """One message per client, all sharing the same records."""
-        self._names = {self.roster.node(name): name for name in names}
-        self._broadcast = broadcast
-        rounds, training = self.rounds, kind == MessageType.TRAIN
-        self._own = {
-            name: rounds.algorithm.addressed(rounds.state, broadcast, name, training)
-            for name in names
-        }
-        encoded: dict[object, RecordDict] = {}  # once for all clients that receive the same
+    def _messages(self, letters: list[Letter]) -> Iterator[Message]:
+        """One message per letter; those of the same content share their records."""
+        encoded: dict[object, RecordDict] = {}
+        for letter in letters:
+            own = letter.broadcast
+            if own.kind() not in encoded:
+                precision = self._exchange.transport
+                encoded[own.kind()] = wire.encode_broadcast(own, self.layout, precision)
+            content = encoded[own.kind()]
+            self._down += payload(content)
+            yield Message(
+                content,
+                self.roster.node(letter.name),
+                MessageType.TRAIN if letter.trains else MessageType.EVALUATE,
+                ttl=self._exchange.deadline + TTL_GRACE,
+                group_id=str(own.round),
+            )
 
-        def stream() -> Iterator[Message]:
-            for name in names:
-                own = self._own[name]
-                if own.kind() not in encoded:
-                    encoded[own.kind()] = wire.encode_broadcast(
-                        own, self.layout, self._exchange.transport
-                    )
-                content = encoded[own.kind()]
-                self._down += payload(content)
-                yield Message(
-                    content,
-                    self.roster.node(name),
-                    kind,
-                    ttl=self._exchange.deadline + TTL_GRACE,
-                    group_id=str(broadcast.round),
-                )
+    def _grace(self, letters: list[Letter], trains: bool) -> Grace:
+        names = [letter.name for letter in letters if letter.trains == trains]
+        samples = {name: self.roster.clients[name].samples for name in names}
+        needed = self.rounds.settings.needed(len(names))
+        return Grace(needed, self._exchange.grace, samples, dict(self._took[trains]))
 
-        return stream()
-
-    def _answers(self, messages: Iterable[Message], kind: str) -> Iterator[Answer]:
-        named = ((self._names[m.metadata.dst_node_id], m) for m in messages)
-        before = self._took.setdefault(kind, {})
-        samples = {name: self.roster.clients[name].samples for name in self._names.values()}
-        needed = self.rounds.settings.needed(len(samples))
-        window, deadline = self._exchange.window, self._exchange.deadline
-        grace = Grace(needed, self._exchange.grace, samples, dict(before))
-        yield from exchange(self._grid, named, window, deadline, grace)
-        before.update(grace.took)
-
-    def _name_of(self, reply: Message) -> str:
-        return self._names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
-
-    def _replies(self, answers: Iterable[Answer]) -> Iterator[tuple[str, Reply]]:
-        """Replies that can be used; the others are noted as failed."""
-        if self._broadcast is None:
-            raise RunError("replies without a broadcast: configure_train comes first")
+    def _understood(
+        self, answers: Iterable[Answer[Letter]]
+    ) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+        """Answers that can be used; the others are noted as failed."""
         for answer in answers:
-            content = self._content(answer)
+            letter, content = answer.about, self._content(answer)
             if content is None:
                 continue
+            own, classes = letter.broadcast, self.rounds.classes
             try:
-                own = self._own[answer.name]
-                reply = wire.decode_reply(content, own, self.rounds.classes)
+                found: Reply | Evaluation
+                if letter.trains:
+                    found = wire.decode_reply(content, own, classes)
+                else:
+                    clusters = len(own.membership.clusters)
+                    found = wire.decode_evaluation(content, classes, clusters)
             except WireError as error:
-                self.rounds.refuse(answer.name, str(error))
+                self.rounds.refuse(letter.name, str(error))
                 continue
             self._up += payload(content)
-            yield answer.name, reply.widened(own.membership, self._broadcast.membership)
+            yield letter, found
 
-    def _evaluations(self, answers: Iterable[Answer]) -> Iterator[tuple[str, Evaluation]]:
-        """Evaluations that can be used; the others are noted as failed."""
-        if self._broadcast is None:
-            raise RunError("replies without a broadcast: configure_evaluate comes first")
-        for answer in answers:
-            content = self._content(answer)
-            if content is None:
-                continue
-            try:
-                own = self._own[answer.name].membership.clusters
-                evaluation = wire.decode_evaluation(content, self.rounds.classes, len(own))
-            except WireError as error:
-                self.rounds.refuse(answer.name, str(error))
-                continue
-            self._up += payload(content)
-            yield answer.name, evaluation.widened(own, self._broadcast.membership.clusters)
-
-    def _content(self, answer: Answer) -> RecordDict | None:
+    def _content(self, answer: Answer[Letter]) -> RecordDict | None:
+        name = answer.about.name
         if answer.reply is None:
-            self.rounds.miss(answer.name)
+            self.rounds.miss(name)
             return None
         if answer.reply.has_error():
             error = answer.reply.error
-            self.rounds.fail(answer.name, f"error {error.code}: {error.reason}")
+            self.rounds.fail(name, f"error {error.code}: {error.reason}")
             return None
         return answer.reply.content

@@ -116,7 +116,10 @@ def refused(*chosen: tuple[str, str]) -> str:
 def run(config: RunConfig) -> tuple[Rounds, InProcess, list[dict[str, Any]]]:
     rounds, carrier = in_memory(config, CLIENTS)
     log: list[dict[str, Any]] = []
-    rounds.run(carrier, config.rounds, ROUNDS, lambda state, metrics: log.append(metrics))
+    rounds.run(
+        carrier, config.rounds, ROUNDS, lambda state, metrics: log.append(metrics),
+        lambda state, outcome: log.append({**log.pop(), **outcome}),
+    )  # fmt: skip
     return rounds, carrier, log
 
 

@@ -23,7 +23,7 @@ from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
 from fedrc_flwr.arrays import ALIGNED, PackedArray, parts_of
-from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.metrics import BINS, Evaluation, Tally
 from fedrc_flwr.records import SCHEMA, Parcel, closed, opened, payload

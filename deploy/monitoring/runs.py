@@ -18,7 +18,7 @@ from typing import Any
 from deploy.monitoring.catalogue import MOST_NAMED, OTHERS, Exposition, known
 from fedrc_flwr.engine.progress import PHASES, STATUS
 from fedrc_flwr.errors import LATE
-from fedrc_flwr.report.log import CONFIG, METRICS, Event, parse_lines, read_json
+from fedrc_flwr.report.log import CONFIG, EVALUATED, METRICS, Event, parse_lines, read_json
 
 GOOD, FAILED, IS_LATE, REFUSED = "good", "failed", "late", "refused"
 #: Runs that are exported: those that wrote last.
@@ -59,13 +59,15 @@ class WatchedRun:
             self.ended = text(event.get("status")) if kind == "end" else ""
             if kind == "round":
                 self._latest = event
-                if known(event.get("local_accuracy")) is not None:
-                    self._evaluated = event
+            elif kind == EVALUATED:
+                self._evaluated = event
             if moment <= self._seen:
                 continue  # counted before the file was written anew
             self._seen = moment if moment < math.inf else self._seen
             if kind == "round":
                 self._count(event)
+            if kind in ("round", EVALUATED):
+                self._count_work(event)
             elif kind == "refused":
                 self._refused[self._named(event.get("client"))] += 1
         self._began = _changed(self._directory / CONFIG)
@@ -103,12 +105,15 @@ class WatchedRun:
         self._last_round = number(event.get("time"))
         self._totals["rounds"] += 1
         self._totals["repeats"] += max(0, round(number(event.get("attempts"), 1.0)) - 1)
+        self._count_replies(event)
+
+    def _count_work(self, event: Event) -> None:
+        """What a round took, or the last evaluation, which no round carries."""
         for key in ("bytes_down", "bytes_up"):
             self._totals[key] += max(0, round(number(event.get(key))))
         for phase, seconds in table(event.get("phases")).items():
             if phase in PHASES:
                 self._phases[phase] += max(0.0, number(seconds))
-        self._count_replies(event)
 
     def _count_replies(self, event: Event) -> None:
         answered, struck = names(event.get("answered")), table(event.get("strikes"))

@@ -13,6 +13,7 @@ from fedrc_flwr.combining import HeldUpdates
 from fedrc_flwr.em import Floats
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.screening import Screening, Verdict
 from fedrc_flwr.state import ClientRecord, Membership
 from fedrc_flwr.transport import FLOAT32, size_of
@@ -57,13 +58,32 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Evaluates:
+    """What a client evaluates before it trains: the models that it receives, as they are.
+
+    Parameters
+    ----------
+    round : the round after which the models are these
+    clusters : the ids of those that it is evaluated with
+    prior : whether a client without a state is assigned by means of the label prior
+    cohort : how many clients are evaluated
+    """
+
+    round: int
+    clusters: tuple[int, ...]
+    prior: bool
+    cohort: int
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """What the server sends to a client, in training and in evaluation.
 
     ``parameters`` and ``body_parameters`` are how many of the leading numbers of a model and of the
     body are parameters; the rest are running statistics. ``yardstick`` is the network with which
     the client takes its fingerprint, if that is not the one model that was sent. ``cohort`` is how
-    many clients are asked in this round, 0 where nobody says.
+    many clients are asked in this round, 0 where nobody says. ``evaluates`` asks a client that
+    trains to evaluate the models first.
     """
 
     round: int
@@ -77,6 +97,7 @@ class Broadcast:
     assigned: int = -1  # id of the cluster that the server assigned, if it does
     yardstick: Vector | None = None
     cohort: int = 0
+    evaluates: Evaluates | None = None
 
     def nbytes(self, precision: str = FLOAT32) -> int:
         """Bytes of its arrays as they travel."""
@@ -88,7 +109,22 @@ class Broadcast:
 
     def kind(self) -> tuple[object, ...]:
         """What distinguishes a round's messages: two of the same kind are the same."""
-        return (self.membership.clusters, self.phase, self.assigned, self.yardstick is None)
+        about = (self.round, self.cohort, self.evaluates, self.yardstick is None)
+        return (self.membership.clusters, self.phase, self.assigned, *about)
+
+    def to_evaluate(self) -> Broadcast | None:
+        """What the client would have received if it had only been asked to evaluate."""
+        if self.evaluates is None:
+            return None
+        asked = self.evaluates
+        own = replace(
+            self,
+            round=asked.round,
+            phase=replace(self.phase, prior=asked.prior),
+            cohort=asked.cohort,
+            evaluates=None,
+        )
+        return own if asked.clusters == self.membership.clusters else own.narrowed(asked.clusters)
 
     def narrowed(self, clusters: tuple[int, ...]) -> Broadcast:
         """The same for a client that takes part in these clusters only."""
@@ -113,6 +149,7 @@ class Reply:
         noise, times the bounded difference between the losses of b and a
     fingerprint : (C, 1 + D), for each label the number of samples and the sum of their features, if
         it was asked for; ``scatter``, (D, D), is that of the features within labels
+    evaluation : of the models that the client received, if it was asked for
     """
 
     samples: int
@@ -124,6 +161,7 @@ class Reply:
     metrics: dict[str, float]
     fingerprint: Floats | None = None
     scatter: Floats | None = None
+    evaluation: Evaluation | None = None
 
     def statistics(self) -> list[Floats]:
         """Everything but the updates."""
@@ -138,7 +176,8 @@ class Reply:
             )
             for k, delta in self.deltas.items()
         )
-        return updates + sum(array.nbytes for array in self.statistics())
+        counted = 0 if self.evaluation is None else self.evaluation.nbytes()
+        return updates + sum(array.nbytes for array in self.statistics()) + counted
 
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""

@@ -26,7 +26,7 @@ from fedrc_flwr.checkpoint import (
 )
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import TRAIN, ClientData, scenario_of
-from fedrc_flwr.engine.rounds import Enrolment
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import PolicyError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
@@ -161,11 +161,17 @@ class Participant:
     def train(self, broadcast: Broadcast, received: float) -> tuple[Reply, ClientState]:
         """One round of training, and the state to save once the reply is on its way.
 
+        If the broadcast asks for it, the models are evaluated first, as they were received.
+
         ``received`` is when the work on the message began, in seconds since the epoch.
         """
         if self.data.role != TRAIN:
             raise PolicyError("observer")
         self._check_cohort(broadcast)
+        started = time.time()
+        asked = broadcast.to_evaluate()
+        evaluation = None if asked is None else self.evaluate(asked)
+        evaluating = time.time() - started
         state = self.states.load(before_round=broadcast.round)
         fresh = state is None
         if state is None:
@@ -179,8 +185,9 @@ class Participant:
             privacy, samples = self.algorithm.privacy, len(self.data.fit)
             self.budget.charge(privacy, samples, self.noise, broadcast.phase.releases())
         state = replace(state, releases=max(before))
-        ready = time.time()
+        ready = time.time() - evaluating
         reply, state = self.algorithm.train(broadcast, state, self.runtime(broadcast.round))
+        reply = replace(reply, evaluation=evaluation)
         reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
         reply.metrics["ready_seconds"] = ready - received
         reply.metrics["seconds"] = time.time() - received

@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.bank import choose_device
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import ClientData, scenario_of
 from fedrc_flwr.data.settings import DataSettings
 from fedrc_flwr.engine.attacker import armed
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.engine.client import (
     DiskStates,
     MemoryStates,
@@ -28,12 +31,14 @@ from fedrc_flwr.engine.client import (
     state_folder,
 )
 from fedrc_flwr.engine.directory import client_states
-from fedrc_flwr.engine.rounds import Enrolment, Rounds
+from fedrc_flwr.engine.letters import Letter
+from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.engine.run import Run, initial_models
 from fedrc_flwr.errors import FedRCError
+from fedrc_flwr.layout import Vector
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.report.log import Event
-from fedrc_flwr.transport import FLOAT32
+from fedrc_flwr.transport import FLOAT32, as_it_arrives
 
 #: Numbers of a network below which one thread is faster than several.
 SMALL_NETWORK = 1_000_000
@@ -58,64 +63,60 @@ class InProcess:
         """Names of the clients with a role, sorted."""
         return sorted(n for n, p in self.participants.items() if p.data.role == role)
 
-    def train(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Reply]]:
-        """Train one client after the other."""
-        broadcast = self._received(broadcast)
-        for name in names:
-            participant, own = self.participants[name], self._addressed(broadcast, name, True)
+    def deliver(self, letters: list[Letter]) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+        """Ask one client after the other."""
+        arrived: dict[int, Vector] = {}  # each vector is rounded once
+        for letter in letters:
+            participant, own = self.participants[letter.name], self._received(letter, arrived)
+            self._down += own.nbytes(self._transport)
             try:
+                if not letter.trains:
+                    evaluation = participant.evaluate(own)
+                    self._up += evaluation.nbytes()
+                    yield letter, evaluation
+                    continue
                 reply, state = participant.train(own, time.time())
             except FedRCError as error:
-                self._failed(name, error)
+                self._rounds.fail(letter.name, f"{type(error).__name__}: {error}")
                 continue
             self._up += reply.nbytes(own, self._transport)
-            reply = self._rounded(reply, own)
-            yield name, reply.widened(own.membership, broadcast.membership)
+            yield letter, self._rounded(reply, own)
             participant.states.save(state)
-
-    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterator[tuple[str, Evaluation]]:
-        """Evaluate one client after the other."""
-        broadcast = self._received(broadcast)
-        for name in names:
-            own = self._addressed(broadcast, name, False)
-            try:
-                evaluation = self.participants[name].evaluate(own)
-            except FedRCError as error:
-                self._failed(name, error)
-                continue
-            self._up += 0 if evaluation.tally is None else evaluation.tally.flat().nbytes
-            yield name, evaluation.widened(own.membership.clusters, broadcast.membership.clusters)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of the arrays that would have travelled since the last call."""
         down, up, self._down, self._up = self._down, self._up, 0, 0
         return down, up
 
-    def _addressed(self, broadcast: Broadcast, name: str, training: bool) -> Broadcast:
-        rounds = self._rounds
-        own = rounds.algorithm.addressed(rounds.state, broadcast, name, training)
-        self._down += own.nbytes(self._transport)
-        return own
-
-    def _received(self, broadcast: Broadcast) -> Broadcast:
-        """What clients would receive: rounded where networks travel in fewer bits."""
+    def _received(self, letter: Letter, arrived: dict[int, Vector]) -> Broadcast:
+        """What the client would receive: rounded where networks travel in fewer bits."""
+        sent = letter.broadcast
         if self._transport == FLOAT32:
-            return broadcast
-        from fedrc_flwr import wire
+            return sent
 
-        return wire.decode_broadcast(wire.encode_broadcast(broadcast, "", self._transport), "")
+        def rounded(vector: Vector, parameters: int) -> Vector:
+            if id(vector) not in arrived:
+                arrived[id(vector)] = as_it_arrives(vector, parameters, self._transport)
+            return arrived[id(vector)]
+
+        common = sent.parameters if sent.body is None else sent.body_parameters
+        return replace(
+            sent,
+            models=[rounded(model, sent.parameters) for model in sent.models],
+            body=None if sent.body is None else rounded(sent.body, common),
+            yardstick=None if sent.yardstick is None else rounded(sent.yardstick, common),
+        )
 
     def _rounded(self, reply: Reply, broadcast: Broadcast) -> Reply:
         """What the server would receive."""
         if self._transport == FLOAT32:
             return reply
-        from fedrc_flwr import wire
-
-        content = wire.encode_reply(reply, broadcast, self._transport)
-        return wire.decode_reply(content, broadcast, self._rounds.classes)
-
-    def _failed(self, name: str, error: Exception) -> None:
-        self._rounds.fail(name, f"{type(error).__name__}: {error}")
+        counts = {BODY: broadcast.body_parameters}
+        deltas = {
+            k: as_it_arrives(delta, counts.get(k, broadcast.parameters), self._transport)
+            for k, delta in reply.deltas.items()
+        }
+        return replace(reply, deltas=deltas)
 
 
 def participants(

@@ -28,6 +28,7 @@ from fedrc_flwr.report.headline import headline
 from fedrc_flwr.report.history import history
 from fedrc_flwr.report.log import (
     CONFIG,
+    EVALUATED,
     EVALUATION,
     METRICS,
     SUMMARY,
@@ -253,9 +254,6 @@ class Outputs:
         If it crashes in between, the extra line is removed on resuming.
         """
         self._remember(metrics)
-        tallies = metrics.pop("tallies", {})
-        if tallies:
-            write_json(self.directory / EVALUATION, recorded_tallies(state, tallies))
         event = {
             "event": "round",
             **metrics,
@@ -272,6 +270,26 @@ class Outputs:
             # The run has gone back; from now on, resuming continues after its last round.
             write_json(self.directory / CONFIG, {**self.recorded, "run.resume-round": 0})
         return event
+
+    def evaluated(self, state: ServerState, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Log the evaluation of the models after a round; returns what was logged."""
+        self._evaluation = outcome
+        tallies = outcome.get("tallies")
+        if tallies:
+            write_json(self.directory / EVALUATION, recorded_tallies(state, tallies))
+        event = {
+            "event": EVALUATED,
+            **{name: value for name, value in outcome.items() if name != "tallies"},
+            "time": round(time.time(), 3),
+            "elapsed": round(self._elapsed(), 3),
+        }
+        self._metrics.append(event)
+        self._loggers.round(event)
+        return event
+
+    def owes_evaluation(self, round_number: int) -> bool:
+        """Whether no evaluation of this round has been logged."""
+        return self._evaluation.get("round") != round_number
 
     def finish(
         self, state: ServerState, status: str, epsilon: float | None, reason: str = ""
@@ -316,7 +334,7 @@ class Outputs:
     def _remember(self, metrics: dict[str, Any]) -> None:
         """Remember what the summary needs of a round."""
         self._undecided = metrics.get("undecided", "")
-        if "local_accuracy" in metrics or "global_accuracy" in metrics:
+        if "clients" in metrics:  # of a run that is resumed
             self._evaluation = metrics
 
 

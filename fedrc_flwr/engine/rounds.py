@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from fedrc_flwr import __version__, bounds
+from fedrc_flwr import bounds
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.algorithms.server import with_usual_norms
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine import conduct, round_metrics
-from fedrc_flwr.engine.judging import judge
+from fedrc_flwr.engine.carrier import Carrier, Enrolment
+from fedrc_flwr.engine.letters import Evaluations, Letter, updates
 from fedrc_flwr.engine.participation import FederationSettings
 from fedrc_flwr.engine.progress import AGGREGATION, EVALUATION, TRAINING, WAITING, Progress
 from fedrc_flwr.errors import LATE, RunError
@@ -27,44 +28,6 @@ from fedrc_flwr.words import one_line
 
 RoundDone = Callable[[ServerState, dict[str, Any]], None]
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """How a client introduces itself.
-
-    It does not tell which labels it holds, because that is what noise on the counts protects.
-    """
-
-    name: str
-    role: str
-    samples: int
-    classes: int
-    concept: int
-    style: str
-    version: str = __version__
-
-
-class Carrier(Protocol):
-    """Sends broadcasts to clients and returns their replies.
-
-    A client that gives no usable answer is reported to ``Rounds.fail`` and left out.
-    """
-
-    def refresh(self) -> list[Enrolment]:
-        """Look for new clients; returns those that have enrolled since the last call."""
-
-    def online(self, role: str) -> list[str]:
-        """Names of the reachable clients with a role, sorted."""
-
-    def train(self, names: list[str], broadcast: Broadcast) -> Iterable[tuple[str, Reply]]:
-        """Train these clients and yield their replies as they arrive."""
-
-    def evaluate(self, names: list[str], broadcast: Broadcast) -> Iterable[tuple[str, Evaluation]]:
-        """Evaluate these clients and yield what they report as it arrives."""
-
-    def traffic(self) -> tuple[int, int]:
-        """Bytes sent to and received from clients since the last call."""
 
 
 class Rounds:
@@ -97,25 +60,41 @@ class Rounds:
         self._strikes: dict[str, str] = {}  # in this round, and why
         self._silent: set[str] = set()  # who did not answer in this round
         self._verdict: Verdict | None = None
+        self._evaluations = Evaluations(algorithm)
         self.failed: dict[str, str] = {}
         self.progress = Progress()
 
-    def run(self, carrier: Carrier, last: int, evaluate_every: int, round_done: RoundDone) -> None:
+    def run(
+        self,
+        carrier: Carrier,
+        last: int,
+        evaluate_every: int,
+        round_done: RoundDone,
+        evaluated: RoundDone = lambda state, outcome: None,
+        owed: bool = False,
+    ) -> None:
         """Run the rounds that are left, up to number ``last``.
 
-        ``round_done`` is called after each round with the new state and the round's metrics.
+        Parameters
+        ----------
+        round_done : called after each round with the new state and the round's metrics
+        evaluated : called with the state that was evaluated and the outcome: during the round after
+            it, or at the end of the run
+        owed : whether the state to start from has still to be evaluated, if that is its turn
         """
+
+        def owe() -> None:
+            if self.state.round and (
+                self.state.round % evaluate_every == 0 or self.state.round == last
+            ):
+                self._owe(carrier, decides=self.state.round == last)
+
+        if owed:
+            owe()
         for number in range(self.state.round + 1, last + 1):
             started = time.monotonic()
-            metrics = self._train_until_enough(number, carrier)
+            metrics = self._train_until_enough(number, carrier, evaluated)
             answered = set(metrics.pop("answered"))
-            if number % evaluate_every == 0 or number == last:
-                names = self._asked(carrier.online(TRAIN) + carrier.online(OBSERVE), number)
-                broadcast = self.broadcast(number, len(names))
-                if number == last:
-                    broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=True))
-                self.progress.asked(names)
-                metrics |= self.judge(carrier.evaluate(names, broadcast))
             down, up = carrier.traffic()
             metrics |= {
                 "seconds": round(time.monotonic() - started, 3),
@@ -127,6 +106,46 @@ class Rounds:
             }
             self.failed = {}
             round_done(self.state, metrics)
+            owe()
+        self._evaluate_the_last(carrier, evaluated)
+
+    def _owe(self, carrier: Carrier, decides: bool) -> None:
+        """Remember that the state has to be evaluated, by everybody who can be reached."""
+        names = self._asked(carrier.online(TRAIN) + carrier.online(OBSERVE), self.state.round)
+        broadcast = self.broadcast(self.state.round, len(names))
+        broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=decides))
+        self._evaluations.owe(self.state, names, broadcast)
+
+    def _evaluate_the_last(self, carrier: Carrier, evaluated: RoundDone) -> None:
+        """Evaluate the last round, which no other follows."""
+        started, number = time.monotonic(), self.state.round
+        letters = self._evaluations.letters(carrier.online(TRAIN) + carrier.online(OBSERVE))
+        if not letters:
+            return
+        self.progress.asked(letter.name for letter in letters)
+        with self.progress.phase(EVALUATION):
+            answered = {letter.name for letter, _ in self._exchanged(carrier, letters)}
+        told, (down, up) = self._conclude(number, answered), carrier.traffic()
+        more = {
+            "evaluation_seconds": round(time.monotonic() - started, 3),
+            "bytes_down": down,
+            "bytes_up": up,
+            "phases": self.progress.taken(),
+            "failed": dict(self.failed),
+            **{name: value for name, value in told.items() if name != "answered"},
+        }
+        self.failed = {}
+        for state, outcome in self._evaluations.finished():
+            evaluated(state, outcome | more)
+
+    def _exchanged(
+        self, carrier: Carrier, letters: list[Letter]
+    ) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+        """Deliver letters and keep the evaluations that come back."""
+        for letter, answer in carrier.deliver(letters):
+            self.progress.answered(letter.name)
+            self._evaluations.take(letter, answer)
+            yield letter, answer
 
     def _asked(self, names: list[str], number: int, needed: int = 0) -> list[str]:
         """Who of these clients is asked; never one that has been silent in this round."""
@@ -148,7 +167,9 @@ class Rounds:
         self._strikes, self._silent, self._verdict = {}, set(), None
         return told
 
-    def _train_until_enough(self, number: int, carrier: Carrier) -> dict[str, Any]:
+    def _train_until_enough(
+        self, number: int, carrier: Carrier, evaluated: RoundDone
+    ) -> dict[str, Any]:
         attempts = self.settings.tries()
         for attempt in range(attempts):
             with self.progress.phase(WAITING):
@@ -158,10 +179,20 @@ class Rounds:
             names = self.sample(online, number, attempt)
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
-            self.progress.asked(names)
+            broadcast = self.broadcast(number, len(names))
+            letters = [self.letter(broadcast, name, trains=True) for name in names]
+            letters = self._evaluations.beside(letters)
+            letters += self._evaluations.letters(carrier.online(TRAIN) + carrier.online(OBSERVE))
+            self.progress.asked(letter.name for letter in letters)
             with self.progress.phase(TRAINING):
-                replies = carrier.train(names, self.broadcast(number, len(names)))
-                metrics = self.fold(number, replies, sampled)
+                answers = self._exchanged(carrier, letters)
+                metrics = self.fold(number, updates(answers), sampled)
+            # Where training failed, the client may still evaluate.
+            if again := self._evaluations.failed(self._silent):
+                with self.progress.phase(EVALUATION):
+                    list(self._exchanged(carrier, again))
+            for state, outcome in self._evaluations.finished():
+                evaluated(state, outcome)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
         failures = "; ".join(f"{n}: {r}" for n, r in sorted(self.failed.items())[:5]) or "none"
@@ -169,6 +200,11 @@ class Rounds:
             f"round {number} had too few usable replies {attempts} times in a row "
             f"({self.settings.required()}); the last failures: {failures}"
         )
+
+    def letter(self, broadcast: Broadcast, name: str, trains: bool) -> Letter:
+        """A broadcast for one client."""
+        own = self.algorithm.addressed(self.state, broadcast, name, trains)
+        return Letter(name, own, broadcast.membership, trains)
 
     def enrol(self, newcomers: list[Enrolment]) -> None:
         """Enter newly enrolled clients in the state; what is known of a returning one stays."""
@@ -299,12 +335,3 @@ class Rounds:
         for name, record in result.records.items():
             clients[name] = replace(clients[name], releases=record.releases, spent=record.spent)
         self.state = replace(self.state, clients=clients)
-
-    def judge(self, answers: Iterable[tuple[str, Evaluation]]) -> dict[str, Any]:
-        """The outcome of an evaluation, see ``judging.judge``."""
-        evaluations = {}
-        with self.progress.phase(EVALUATION):
-            for name, evaluation in answers:
-                self.progress.answered(name)
-                evaluations[name] = evaluation
-            return judge(evaluations, self.state.clients, self.state.clusters)

@@ -10,9 +10,10 @@ from pathlib import Path
 from fedrc_flwr import __version__
 from fedrc_flwr.config import RunConfig, build_algorithm
 from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.engine.carrier import Carrier
 from fedrc_flwr.engine.outputs import Network, Outputs
 from fedrc_flwr.engine.progress import CHECKPOINT, WAITING
-from fedrc_flwr.engine.rounds import Carrier, Rounds
+from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.layout import fingerprint
 from fedrc_flwr.models import SplitModel, build_model
@@ -87,10 +88,15 @@ class Run:
             with rounds.progress.phase(CHECKPOINT):
                 on_event(self.outputs.round_done(state, metrics))
 
+        def evaluated(state: ServerState, outcome: Event) -> None:
+            with rounds.progress.phase(CHECKPOINT):
+                on_event(self.outputs.evaluated(state, outcome))
+
+        owed = self.outputs.owes_evaluation(rounds.state.round)
         try:
             with rounds.progress.phase(WAITING):
                 enrol()
-            rounds.run(carrier, config.rounds, every, round_done)
+            rounds.run(carrier, config.rounds, every, round_done, evaluated, owed)
         except FedRCError as error:
             log.error("%s", error)
             self._finish("failed", str(error))

@@ -13,6 +13,9 @@ Event = dict[str, Any]
 METRICS, CONFIG, SUMMARY = "metrics.jsonl", "config.json", "summary.json"
 #: The counts behind the latest evaluation, which would make the metrics too long.
 EVALUATION = "evaluation.json"
+#: The event of an evaluation, and what of it does not replace what its round's event says.
+EVALUATED = "evaluation"
+OF_A_ROUND = ("event", "time", "elapsed", "phases", "bytes_down", "bytes_up", "failed")
 
 
 class MetricsLog:
@@ -34,7 +37,7 @@ class MetricsLog:
         """Remove the lines of rounds after ``round_number``, which a resumed run repeats."""
         events = [
             event
-            for event in read_events(self._path)
+            for event in _lines(self._path)
             if max(event.get("round", 0), event.get("rounds", 0)) <= round_number
         ]
         with replacing(self._path) as beside:
@@ -42,8 +45,34 @@ class MetricsLog:
 
 
 def read_events(path: Path) -> list[Event]:
+    """What a metrics file tells: an evaluation is part of the round that it belongs to.
+
+    It has a line of its own, which is written during the next round, see ``together``.
+    """
+    return together(_lines(path))
+
+
+def _lines(path: Path) -> list[Event]:
     """All complete lines of a metrics file."""
     return parse_lines(path.read_bytes()) if path.exists() else []
+
+
+def together(events: list[Event]) -> list[Event]:
+    """The events with every evaluation in its round's; what both count is added up."""
+    found: list[Event] = []
+    rounds: dict[Any, Event] = {}
+    for event in events:
+        whole = rounds.get(event.get("round"))
+        if event.get("event") == EVALUATED and whole is not None:
+            whole |= {k: v for k, v in event.items() if k not in OF_A_ROUND}
+            for key in ("bytes_down", "bytes_up"):
+                whole[key] = (whole.get(key) or 0) + (event.get(key) or 0)
+            whole["failed"] = {**(whole.get("failed") or {}), **(event.get("failed") or {})}
+            continue
+        found.append(dict(event))
+        if event.get("event") == "round":
+            rounds[event.get("round")] = found[-1]
+    return found
 
 
 def parse_lines(content: bytes) -> list[Event]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedrc_flwr.report.log import Event
+from fedrc_flwr.report.log import EVALUATED, OF_A_ROUND, Event
 from fedrc_flwr.settings import Scalar
 
 LEFT_OUT = ("round", "elapsed", "time")
@@ -134,6 +134,8 @@ def numbers(event: Event) -> dict[str, float]:
     }
     clusters, shares = event.get("clusters") or [], event.get("shares") or []
     found |= {f"share/cluster-{c}": float(s) for c, s in zip(clusters, shares, strict=False)}
+    if event.get("event") == EVALUATED:
+        return {key: value for key, value in found.items() if key not in OF_A_ROUND}
     return found | {
         "clusters": float(len(clusters)),
         "failed": float(len(event.get("failed") or [])),
@@ -156,7 +158,7 @@ class Loggers:
         self._tasks.put(lambda logger: logger.start(config, directory, first_round))
 
     def round(self, event: Event) -> None:
-        """A round has ended, with these metrics."""
+        """A round has ended or has been evaluated, with these metrics."""
         number, found = int(event["round"]), numbers(event)
         self._tasks.put(lambda logger: logger.round(number, found))
 

@@ -9,8 +9,15 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from fedrc_flwr.report.bar import Bar
-from fedrc_flwr.report.log import Event
+from fedrc_flwr.report.log import EVALUATED, Event
 from fedrc_flwr.words import counted
+
+#: What the line of an evaluation shows.
+SHOWN = {
+    "local_accuracy": "local",
+    "local_balanced_accuracy": "balanced",
+    "global_accuracy": "global",
+}
 
 
 class Terminal(Bar):
@@ -31,6 +38,8 @@ class Terminal(Bar):
             if self._lines:
                 self._print(event)
             self.move(event["round"], "training")
+        elif event.get("event") == EVALUATED and self._lines:
+            self.say(evaluation_line(event))
 
     def _print(self, event: Event) -> None:
         self.say(round_line(event, self._rounds))
@@ -69,12 +78,6 @@ def round_line(event: Event, rounds: int) -> str:
         f"{counted(len(event['clusters']), 'cluster')} [{shares}]",
         f"loss {loss}",
     ]
-    if event.get("local_accuracy") is not None:
-        parts.append(f"local {event['local_accuracy']:.3f}")
-    if event.get("local_balanced_accuracy") is not None:
-        parts.append(f"balanced {event['local_balanced_accuracy']:.3f}")
-    if event.get("global_accuracy") is not None:
-        parts.append(f"global {event['global_accuracy']:.3f}")
     parts.append(f"{event['seconds']:.1f} s")
     if event.get("removed"):
         parts.append("removed " + ", ".join(str(c) for c in event["removed"]))
@@ -86,6 +89,17 @@ def round_line(event: Event, rounds: int) -> str:
     if event.get("epsilon") is not None:
         parts.append(f"epsilon {event['epsilon']:.2f}")
     return "  ".join(parts)
+
+
+def evaluation_line(event: Event) -> str:
+    """The evaluation of a round's models in one line."""
+    parts = [f"  accuracy after round {event['round']}:"]
+    for key, name in SHOWN.items():
+        if event.get(key) is not None:
+            parts.append(f"{name} {event[key]:.3f}")
+    if event.get("failed"):
+        parts.append("without " + ", ".join(sorted(event["failed"])))
+    return "  ".join(parts if len(parts) > 1 else [*parts, "no client has test samples"])
 
 
 def summary_lines(summary: dict[str, Any], directory: Path) -> list[str]:

@@ -11,6 +11,7 @@ from settings_of import configured
 
 from fedrc_flwr.algorithms import discovering
 from fedrc_flwr.algorithms.discovering import AGAIN, FALLBACK_MODELS
+from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.algorithms.places import FALLBACK, FOUND, SEVERAL, UNPLACED
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.config import RunConfig
@@ -53,9 +54,10 @@ def test_one_model_until_the_concepts_are_found_and_then_one_model_for_each_clie
     assert np.shape(found["evidence"]) == (12, 12)
     # A broadcast of one model and its label prior for each client, as in FedAvg.
     model = next(iter(rounds.state.models.values())).nbytes
-    trained = [event for event in events if event["round"] == AFTER + 1]
-    evaluated = 12 * (model + 80) + 3 * (3 * model + 240)
-    assert trained[0]["bytes_down"] == 12 * (model + 80) + evaluated
+    plain, evaluating = [event for event in events if event["round"] in (AFTER + 1, AFTER + 2)]
+    assert plain["bytes_down"] == 12 * (model + 80)
+    # Those that train evaluate what they receive; the observers receive all models.
+    assert evaluating["bytes_down"] == 12 * (model + 80) + 3 * (3 * model + 240)
     assert carrier.traffic() == (0, 0)
 
 
@@ -142,13 +144,14 @@ def test_a_client_whose_place_is_not_known_listens_to_all_models() -> None:
     record = replace(rounds.state.clients[name], cluster=UNPLACED)
     rounds.state = replace(rounds.state, clients={**rounds.state.clients, name: record})
 
-    own = rounds.algorithm.addressed(rounds.state, rounds.broadcast(6), name, training=True)
-    replies = dict(carrier.train([name], rounds.broadcast(6)))
+    letter = rounds.letter(rounds.broadcast(6), name, trains=True)
+    ((_, reply),) = carrier.deliver([letter])
 
-    assert own.phase.listens
-    assert len(own.models) == 3
-    assert replies[name].deltas == {}
-    assert replies[name].label_counts.shape == (3, 10)
+    assert letter.broadcast.phase.listens
+    assert len(letter.broadcast.models) == 3
+    assert isinstance(reply, Reply)
+    assert reply.deltas == {}
+    assert reply.label_counts.shape == (3, 10)
 
 
 def test_a_misplaced_client_moves_when_clients_are_measured_again() -> None:

@@ -98,7 +98,7 @@ def test_a_run_records_nothing_but_sums_of_clients_with_noise(tmp_path: Path) ->
 
     assert done.completed, done.reason
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    event = next(e for e in map(json.loads, lines) if e["event"] == "round")
+    event = next(e for e in map(json.loads, lines) if e["event"] == "evaluation")
     assert {frozenset(told) for told in event["clients"].values()} == {frozenset({"samples"})}
     assert 0 < event["local_accuracy"] <= 1
 

@@ -17,9 +17,9 @@ from settings_of import configured
 
 from fedrc_flwr import __version__, checkpoint, wire
 from fedrc_flwr.engine.admission import Refusal
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.engine.directory import LOCK, RESERVE, Claim, check_new
 from fedrc_flwr.engine.outputs import RunSettings
-from fedrc_flwr.engine.rounds import Enrolment
 from fedrc_flwr.engine.run import Run
 from fedrc_flwr.errors import ConfigError, WireError
 from fedrc_flwr.records import SCHEMA

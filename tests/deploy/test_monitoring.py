@@ -138,7 +138,9 @@ def test_a_run_is_counted_by_hand(tmp_path: Path) -> None:
         {"event": "refused", "client": "c", "reason": "no data", "time": 900.0},
         line(1),
         line(2, attempts=3, answered=["a"], failed={"b": LATE, "c": "error 2: it raised",
-             "d": "too long"}, strikes={"d": "too long"}, local_accuracy=0.75, global_accuracy=0.5),
+             "d": "too long"}, strikes={"d": "too long"}),
+        {"event": "evaluation", "round": 2, "local_accuracy": 0.75, "global_accuracy": 0.5,
+         "bytes_down": 3, "bytes_up": 4, "phases": {"evaluation": 0.5}, "time": 1002.5},
         line(3, answered=["a"], quarantined=["d"], epsilon=None, phases={"training": 2.0}),
     )  # fmt: skip
 
@@ -147,7 +149,7 @@ def test_a_run_is_counted_by_hand(tmp_path: Path) -> None:
     run = ("first",)
     for name, expected in {
         "fedrc_rounds_total": 3.0, "fedrc_round_repeats_total": 2.0, "fedrc_round": 3.0,
-        "fedrc_sent_bytes_total": 30.0, "fedrc_received_bytes_total": 60.0,
+        "fedrc_sent_bytes_total": 33.0, "fedrc_received_bytes_total": 64.0,
         "fedrc_last_round_timestamp_seconds": 1003.0, "fedrc_round_seconds": 2.0,
         "fedrc_clusters": 2.0, "fedrc_loss": 0.5,
     }.items():  # fmt: skip
@@ -157,7 +159,7 @@ def test_a_run_is_counted_by_hand(tmp_path: Path) -> None:
         ("first", "c", "failed"): 1.0, ("first", "d", "refused"): 1.0,
     }  # fmt: skip
     assert values(to, "fedrc_phase_seconds_total") == {
-        ("first", "training"): 5.0, ("first", "waiting"): 1.0,
+        ("first", "training"): 5.0, ("first", "waiting"): 1.0, ("first", "evaluation"): 0.5,
     }  # fmt: skip
     assert values(to, "fedrc_enrolments_refused_total") == {("first", "c"): 1.0}
     assert values(to, "fedrc_client_quarantined") == {("first", "d"): 1.0}

@@ -18,7 +18,7 @@ from fedrc_flwr.engine import in_process
 from fedrc_flwr.engine.client import Participant
 from fedrc_flwr.engine.in_process import in_memory, run_in_process
 from fedrc_flwr.errors import ConfigError, RunError
-from fedrc_flwr.report.log import METRICS, SUMMARY, read_events, read_json
+from fedrc_flwr.report.log import METRICS, SUMMARY, read_events, read_json, together
 from fedrc_flwr.simulation import IN_PROCESS, run_here
 from fedrc_flwr.state import ServerState
 
@@ -63,7 +63,8 @@ def test_a_run_writes_all_its_results_and_passes_its_rounds_on(tmp_path: Path) -
 
     assert summary["status"] == "completed"
     assert summary == read_json(directory / SUMMARY)
-    assert events == rounds_of(directory)
+    assert together(events) == rounds_of(directory)
+    events = together(events)
     assert [event["round"] for event in events] == [1, 2, 3, 4]
     assert all(e["replied"] == e["sampled"] == 3 and not e["failed"] for e in events)
     assert all(event["bytes_down"] > 0 and event["bytes_up"] > 0 for event in events)
@@ -86,11 +87,17 @@ def test_stepped_by_hand_a_federation_learns_the_same_and_writes_nothing(
     metrics: list[dict[str, Any]] = []
 
     rounds, carrier = in_memory(configured(**SMALL))
-    rounds.run(carrier, 4, 2, lambda state, told: metrics.append(told))
+    evaluated: list[dict[str, Any]] = []
+    rounds.run(
+        carrier, 4, 2, lambda state, told: metrics.append(told),
+        lambda state, told: evaluated.append(told),
+    )  # fmt: skip
 
     assert_same_models(rounds.state, state_of(tmp_path / "run"))
-    accuracies = [e.get("local_accuracy") for e in rounds_of(tmp_path / "run")]
-    assert [told.get("local_accuracy") for told in metrics] == accuracies
+    events = rounds_of(tmp_path / "run")
+    assert [told["loss"] for told in metrics] == [e["loss"] for e in events]
+    accuracies = {e["round"]: e["local_accuracy"] for e in events if "local_accuracy" in e}
+    assert {told["round"]: told["local_accuracy"] for told in evaluated} == accuracies
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from settings_of import configured
@@ -87,29 +88,33 @@ def test_a_round_tells_its_phases_its_members_and_whose_replies_were_used(
     rounds, carrier = in_memory(config)
     silent, struck = carrier.online("train")[:2]
     outstanding: list[int] = []
-    real = carrier.train
+    real = carrier.deliver
 
-    def train(names, broadcast):  # type: ignore[no-untyped-def]
-        for name, reply in real(names, broadcast):
+    def deliver(letters):  # type: ignore[no-untyped-def]
+        for letter, answer in real(letters):
             outstanding.append(rounds.progress.outstanding)
-            if name == silent:
-                rounds.miss(name)
-            elif name == struck:
-                rounds.refuse(name, "no honest client sends this")
+            if letter.trains and letter.name == silent:
+                rounds.miss(letter.name)
+            elif letter.trains and letter.name == struck:
+                rounds.refuse(letter.name, "no honest client sends this")
             else:
-                yield name, reply
+                yield letter, answer
 
-    monkeypatch.setattr(carrier, "train", train)
-    log = []
+    monkeypatch.setattr(carrier, "deliver", deliver)
+    log: list[dict[str, Any]] = []
 
-    rounds.run(carrier, 2, 2, lambda state, metrics: log.append(metrics))
+    def told(state: object, metrics: dict[str, Any]) -> None:
+        log.append(metrics)
 
-    first, last = log
+    rounds.run(carrier, 2, 2, told, told)
+
+    first, last, evaluation = log
     assert first["answered"] == sorted(set(carrier.online("train")) - {silent, struck})
     assert outstanding[:5] == [5, 4, 3, 2, 1]
     assert rounds.progress.outstanding == 0
     assert set(first["phases"]) == {WAITING, TRAINING, AGGREGATION}
-    assert set(last["phases"]) == {WAITING, TRAINING, AGGREGATION, EVALUATION}
+    assert set(last["phases"]) == {WAITING, TRAINING, AGGREGATION}
+    assert set(evaluation["phases"]) == {EVALUATION}
     # By hand: who has the largest weight where.
     weights = [rounds.state.clients[name].mixture_weights() for name in first["answered"]]
     homes = [max(range(len(w)), key=list(w).__getitem__) for w in weights]

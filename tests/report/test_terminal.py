@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrc_flwr.report.terminal import Terminal, round_line, summary_lines
+from fedrc_flwr.report.terminal import Terminal, evaluation_line, round_line, summary_lines
 
 EVENT: dict[str, Any] = {
     "event": "round",
@@ -43,9 +43,6 @@ def test_plain_round_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"local_accuracy": 0.5}, "local 0.500"),
-        ({"global_accuracy": 0.25}, "global 0.250"),
-        ({"local_balanced_accuracy": 0.75}, "balanced 0.750"),
         ({"removed": [2, 4]}, "removed 2, 4"),
         ({"merged": [[1, 0], [5, 3]]}, "merged 1 into 0  merged 5 into 3"),
         ({"failed": {"b": "late", "a": "NaN"}}, "without a, b"),
@@ -157,3 +154,18 @@ def test_summary_of_nothing_is_shown_with_dashes() -> None:
 
     assert "  local accuracy       -" in lines
     assert not any("global accuracy" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        ({"local_accuracy": 0.5, "global_accuracy": 0.25}, "local 0.500  global 0.250"),
+        ({"local_balanced_accuracy": 0.75}, "balanced 0.750"),
+        ({"local_accuracy": 0.5, "failed": {"b": "late", "a": "NaN"}}, "local 0.500  without a, b"),
+        ({}, "no client has test samples"),
+    ],
+)
+def test_an_evaluation_is_a_line_of_its_own(outcome: dict[str, Any], text: str) -> None:
+    line = evaluation_line({"event": "evaluation", "round": 7, **outcome})
+
+    assert line == f"  accuracy after round 7:  {text}"

@@ -6,7 +6,9 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grid import InMemoryGrid
 
-from server_app.exchange import Answer, exchange, ready_in_simulation
+from server_app.exchange import Answer, Outbox, ready_in_simulation
+from server_app.exchange import exchange as exchanged
+from server_app.grace import Grace
 
 
 def messages(nodes: list[int]) -> list[tuple[str, Message]]:
@@ -14,15 +16,22 @@ def messages(nodes: list[int]) -> list[tuple[str, Message]]:
     return [(f"node-{n}", Message(content, n, "query.enrol", ttl=10)) for n in nodes]
 
 
-def names(answers: list[Answer], replied: bool) -> set[str]:
-    return {a.name for a in answers if (a.reply is not None) == replied}
+def exchange(
+    grid: Any, messages: list[tuple[str, Message]], window: int, deadline: float
+) -> list[Answer[str]]:
+    outbox: Outbox[str] = Outbox(grid, window)
+    return list(exchanged(outbox, messages, deadline, Grace(0, 0.0, {}, {})))
+
+
+def names(answers: list[Answer[str]], replied: bool) -> set[str]:
+    return {a.about for a in answers if (a.reply is not None) == replied}
 
 
 def test_every_message_is_answered_once_whatever_the_window() -> None:
     for window in (0, 1, 3, 100):
         grid = InMemoryGrid(7, {"data.clients": 7})
 
-        answers = list(exchange(grid, messages(list(range(100, 107))), window, deadline=5))  # type: ignore[arg-type]
+        answers = exchange(grid, messages(list(range(100, 107))), window, deadline=5)
 
         assert len(answers) == 7
         assert names(answers, replied=True) == {f"node-{n}" for n in range(100, 107)}
@@ -33,7 +42,7 @@ def test_the_silent_are_answered_for_at_the_deadline_and_the_unsent_too() -> Non
     grid = InMemoryGrid(5, {"data.clients": 5})
     grid.behaviours = {n: lambda message, answer: None for n in (100, 101)}
 
-    answers = list(exchange(grid, messages(list(range(100, 105))), 2, deadline=0.1))  # type: ignore[arg-type]
+    answers = exchange(grid, messages(list(range(100, 105))), 2, deadline=0.1)
 
     # Two silent ones fill the window, so the other three are never sent.
     assert names(answers, replied=False) == {f"node-{n}" for n in range(100, 105)}
@@ -48,13 +57,13 @@ def test_a_reply_after_the_deadline_is_never_looked_at() -> None:
         held.append((message, answer()))
 
     grid.behaviours[100] = hold
-    first = list(exchange(grid, messages([100, 101]), 0, deadline=0.1))  # type: ignore[arg-type]
+    first = exchange(grid, messages([100, 101]), 0, deadline=0.1)
     message, late = held[0]
     late.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
     grid._replies[message.metadata.message_id] = late
     grid.behaviours.clear()
 
-    second = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
+    second = exchange(grid, messages([100, 101]), 0, deadline=5)
 
     assert names(first, replied=False) == {"node-100"}
     assert all(a.reply is not late for a in second)
@@ -68,7 +77,7 @@ def test_a_message_that_cannot_be_pushed_counts_as_unanswered() -> None:
 
     grid = Full(1, {"data.clients": 1})
 
-    answers = list(exchange(grid, messages([100]), 0, deadline=5))  # type: ignore[arg-type]
+    answers = exchange(grid, messages([100]), 0, deadline=5)
 
     assert answers == [Answer("node-100", None)]
 
@@ -80,7 +89,7 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
 
     grid = Stutters(2, {"data.clients": 2})
 
-    answers = list(exchange(grid, messages([100, 101]), 0, deadline=5))  # type: ignore[arg-type]
+    answers = exchange(grid, messages([100, 101]), 0, deadline=5)
 
     assert len(answers) == 2
 
@@ -111,7 +120,7 @@ def test_a_deployment_sends_all_messages_of_a_round_together() -> None:
 
     grid = Deployment(5, {"data.clients": 5})
 
-    answers = list(exchange(grid, messages(list(range(100, 105))), 0, deadline=5))  # type: ignore[arg-type]
+    answers = exchange(grid, messages(list(range(100, 105))), 0, deadline=5)
 
     assert grid.batches == [5]
     assert names(answers, replied=False) == {"node-102"}

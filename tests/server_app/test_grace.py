@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grid import InMemoryGrid
 
 from server_app import grace
-from server_app.exchange import exchange
-from server_app.grace import LEAST, Grace
+from server_app.exchange import Outbox, exchange
+from server_app.grace import LEAST, Grace, RoundsGrace
 
 SAMPLES = {"a": 100, "b": 100, "c": 100, "d": 100, "large": 500}
 
@@ -61,7 +64,29 @@ def test_exchange_ends_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch)
     messages = [(str(n), Message(content, n, "query.enrol", ttl=10)) for n in range(100, 104)]
     waited = Grace(3, 3.0, {str(n): 1 for n in range(100, 104)}, {})
 
-    answers = list(exchange(grid, messages, 0, 1e6, waited))  # type: ignore[arg-type]
+    outbox: Outbox[str] = Outbox(grid, 0)  # type: ignore[arg-type]
+    answers = list(exchange(outbox, messages, 1e6, waited))
 
-    assert [a.name for a in answers if a.reply is None] == ["103"]
+    assert [a.about for a in answers if a.reply is None] == ["103"]
     assert sorted(waited.took) == ["100", "101", "102"]
+
+
+def test_those_that_only_evaluate_are_measured_by_each_other() -> None:
+    def letter(name: str, trains: bool) -> Any:
+        return SimpleNamespace(name=name, trains=trains)
+
+    training, evaluation = (Grace(1, 3.0, SAMPLES, {}) for _ in range(2))
+    both = RoundsGrace(training, evaluation)
+    trainers = [letter("a", True), letter("b", True)]
+    observers = [letter("c", False), letter("d", False)]
+    for each in trainers + observers:
+        both.sent(each, 0.0)
+    both.answered(trainers[0], 100.0)
+    both.answered(observers[0], 20.0)
+
+    assert not both.is_over([trainers[1]], 299.0)
+    assert both.is_over([trainers[1]], 300.0)
+    assert not both.is_over([observers[1]], 59.0)
+    assert both.is_over([observers[1]], 60.0)
+    assert not both.is_over([trainers[1], observers[1]], 299.0)
+    assert both.is_over([trainers[1], observers[1]], 300.0)

@@ -519,7 +519,7 @@ def test_a_node_that_comes_back_under_its_name_goes_on_with_its_weights(tmp_path
 
         def restart(message: Message, answer: Any, each: InMemoryGrid = each) -> Message | None:
             reply = answer()
-            if message.metadata.message_type == "evaluate" and message.metadata.group_id == "2":
+            if message.metadata.message_type == "train" and message.metadata.group_id == "2":
                 each.offline.add(101)
                 if 201 not in each.contexts:
                     each.add_node(201, 1)

@@ -1,0 +1,47 @@
+"""What brings the server's letters to its clients, on any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedrc_flwr import __version__
+from fedrc_flwr.algorithms.messages import Reply
+from fedrc_flwr.engine.letters import Letter
+from fedrc_flwr.metrics import Evaluation
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """How a client introduces itself.
+
+    It does not tell which labels it holds, because that is what noise on the counts protects.
+    """
+
+    name: str
+    role: str
+    samples: int
+    classes: int
+    concept: int
+    style: str
+    version: str = __version__
+
+
+class Carrier(Protocol):
+    """Sends broadcasts to clients and returns their replies.
+
+    A client that gives no usable answer is reported to ``Rounds.fail`` and left out.
+    """
+
+    def refresh(self) -> list[Enrolment]:
+        """Look for new clients; returns those that have enrolled since the last call."""
+
+    def online(self, role: str) -> list[str]:
+        """Names of the reachable clients with a role, sorted."""
+
+    def deliver(self, letters: list[Letter]) -> Iterable[tuple[Letter, Reply | Evaluation]]:
+        """Send these letters and yield the answers as they arrive."""
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to and received from clients since the last call."""
