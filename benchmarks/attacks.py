@@ -38,7 +38,10 @@ def run(given: dict[str, Any]) -> tuple[float, ServerState, set[str]]:
     config = load_config(given)
     rounds, carrier = in_memory(config)
     events: list[dict[str, Any]] = []
-    rounds.run(carrier, config.rounds, config.rounds, lambda state, event: events.append(event))
+    rounds.run(
+        carrier, config.rounds, config.rounds, lambda state, event: None,
+        lambda state, outcome: events.append(outcome),
+    )  # fmt: skip
     clients = [name for name, p in carrier.participants.items() if p.data.role == "train"]
     attackers = {clients[i] for i in config.attack.attackers(len(clients), config.seed)}
     return events[-1]["global_accuracy"], rounds.state, attackers

@@ -23,6 +23,7 @@ from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.config import load_config
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.engine.in_process import InProcess, in_memory
+from fedrc_flwr.engine.letters import updates
 from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.state import ClientState
 
@@ -84,7 +85,8 @@ def one_round(rounds: Rounds, carrier: InProcess) -> float:
     sent = []
 
     def replies() -> Iterator[tuple[str, Reply]]:
-        for name, reply in carrier.train(names, rounds.broadcast(number)):
+        letters = rounds.letters(rounds.broadcast(number), names)
+        for name, reply in updates(carrier.deliver(letters)):
             sent.append(len(reply.deltas))
             yield name, reply
 

@@ -26,6 +26,7 @@ from fedrc_flwr import bounds
 from fedrc_flwr.config import load_config
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.engine.in_process import InProcess, in_memory
+from fedrc_flwr.engine.letters import updates
 from fedrc_flwr.engine.rounds import Rounds
 
 
@@ -45,7 +46,8 @@ def seconds(rounds: Rounds, carrier: InProcess, number: int, checked: bool) -> f
     with off:
         started = time.process_time()
         names = carrier.online(TRAIN)
-        replies = carrier.train(names, rounds.broadcast(number, len(names)))
+        letters = rounds.letters(rounds.broadcast(number, len(names)), names)
+        replies = updates(carrier.deliver(letters))
         if rounds.fold(number, replies, len(names)) is None:
             raise SystemExit(f"round {number} failed: {rounds.failed}")
         return time.process_time() - started

@@ -175,7 +175,10 @@ def run(federation: str, row: str, seed: int, changed: dict[str, Any]) -> dict[s
     events: list[dict[str, Any]] = []
     started = time.process_time()
     with wrapped(lambda: rounds.state):
-        rounds.run(carrier, config.rounds, 10, lambda state, metrics: events.append(metrics))
+        rounds.run(
+            carrier, config.rounds, 10, lambda state, metrics: events.append(metrics),
+            lambda state, outcome: events[-1].update(outcome),
+        )  # fmt: skip
     state, last = rounds.state, events[-1]
     grouped = [event for event in events if event.get("discovery")]
     sentences = [f"{event['round']}: {event['discovery']['sentence']}" for event in grouped]

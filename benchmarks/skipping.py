@@ -19,6 +19,7 @@ import torch
 from bare import FORMING, formed, machine, one_round, write_section
 
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine.judging import judge
 
 DENSE = {"local.skip-below": 0.0, "local.skip-cluster-below": 0.0}
 
@@ -35,7 +36,9 @@ def go_on(task: tuple[dict[str, Any], int]) -> dict[str, float]:
         seconds.append(time.perf_counter() - started)
     names = carrier.online(TRAIN) + carrier.online(OBSERVE)
     last = federation.broadcast(federation.state.round)
-    judged = federation.judge(carrier.evaluate(names, last))
+    asked = federation.letters(last, names, trains=False)
+    answers = {letter.name: answer for letter, answer in carrier.deliver(asked)}
+    judged = judge(answers, federation.state.clients, federation.state.clusters)
     return {
         "local": judged["local_accuracy"],
         "global": judged["global_accuracy"],

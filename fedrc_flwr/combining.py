@@ -79,7 +79,7 @@ class HeldUpdates:
         """Keep what one client sent for the cluster that is its ``home`` (None: for all)."""
         for cluster, delta in deltas.items():
             if home is None or cluster in (home, BODY):
-                # A copy, since the round's messages must not be kept: see arrays.VectorArray.
+                # A copy, since the round's messages must not be kept: see arrays.PackedArray.
                 self._held.append(Held(cluster, delta.copy(), samples))
         self.samples += samples
 

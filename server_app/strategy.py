@@ -116,7 +116,7 @@ class ClusteredStrategy(Strategy):
 
     def _configured(self, server_round: int, names: list[str], trains: bool) -> Iterator[Message]:
         broadcast = self.rounds.broadcast(server_round, len(names))
-        letters = [self.rounds.letter(broadcast, name, trains) for name in names]
+        letters = self.rounds.letters(broadcast, names, trains)
         self._letters = {self.roster.node(letter.name): letter for letter in letters}
         return self._messages(letters)
 

@@ -89,7 +89,7 @@ class CFL(HardChoice):
         record, chosen = result.records[name], -1
         for position, delta in reply.deltas.items():
             chosen = state.clusters[position]
-            # A copy, since the round's messages must not be kept: see arrays.VectorArray.
+            # A copy, since the round's messages must not be kept: see arrays.PackedArray.
             result.updates[name] = delta.copy()
         result.records[name] = replace(record, cluster=chosen)
 

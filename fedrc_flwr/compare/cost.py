@@ -118,8 +118,9 @@ def _measured(config: RunConfig, samples: int) -> tuple[float, float]:
                 threads = torch.get_num_threads()
             with one_thread():
                 for name in names:  # the first one warms up
-                    trained = _seconds(carrier.train([name], broadcast))
-                    judged = _seconds(carrier.evaluate([name], broadcast))
+                    trained = _seconds(carrier.deliver(rounds.letters(broadcast, [name])))
+                    asked = rounds.letters(broadcast, [name], trains=False)
+                    judged = _seconds(carrier.deliver(asked))
                     if trained > ENOUGH:
                         break
     finally:

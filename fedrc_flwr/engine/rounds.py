@@ -180,8 +180,7 @@ class Rounds:
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
             broadcast = self.broadcast(number, len(names))
-            letters = [self.letter(broadcast, name, trains=True) for name in names]
-            letters = self._evaluations.beside(letters)
+            letters = self._evaluations.beside(self.letters(broadcast, names))
             letters += self._evaluations.letters(carrier.online(TRAIN) + carrier.online(OBSERVE))
             self.progress.asked(letter.name for letter in letters)
             with self.progress.phase(TRAINING):
@@ -201,10 +200,14 @@ class Rounds:
             f"({self.settings.required()}); the last failures: {failures}"
         )
 
-    def letter(self, broadcast: Broadcast, name: str, trains: bool) -> Letter:
-        """A broadcast for one client."""
-        own = self.algorithm.addressed(self.state, broadcast, name, trains)
-        return Letter(name, own, broadcast.membership, trains)
+    def letters(
+        self, broadcast: Broadcast, names: Iterable[str], trains: bool = True
+    ) -> list[Letter]:
+        """A broadcast as each of these clients receives it."""
+        own = {
+            name: self.algorithm.addressed(self.state, broadcast, name, trains) for name in names
+        }
+        return [Letter(name, sent, broadcast.membership, trains) for name, sent in own.items()]
 
     def enrol(self, newcomers: list[Enrolment]) -> None:
         """Enter newly enrolled clients in the state; what is known of a returning one stays."""

@@ -144,7 +144,7 @@ def test_a_client_whose_place_is_not_known_listens_to_all_models() -> None:
     record = replace(rounds.state.clients[name], cluster=UNPLACED)
     rounds.state = replace(rounds.state, clients={**rounds.state.clients, name: record})
 
-    letter = rounds.letter(rounds.broadcast(6), name, trains=True)
+    (letter,) = rounds.letters(rounds.broadcast(6), [name])
     ((_, reply),) = carrier.deliver([letter])
 
     assert letter.broadcast.phase.listens
