@@ -58,9 +58,12 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
+COMMAND = typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> click.Context:
     """What click makes of a command line, down to the last subcommand; raises where it is wrong."""
-    command: click.Command = typer.main.get_command(app)
+    command: click.Command = COMMAND
     context = click.Context(command, info_name="fedrc")
     while isinstance(command, click.Group):
         name, found, words = command.resolve_command(context, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -96,15 +97,27 @@ def rounds_of(directory: Path) -> list[dict[str, Any]]:
     return [e for e in read_events(directory / "metrics.jsonl") if e["event"] == "round"]
 
 
+@pytest.fixture(scope="module")
+def without_it(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ServerState]:
+    """The state after the same run without client-1."""
+
+    @functools.cache
+    def after(start: str) -> ServerState:
+        folder = tmp_path_factory.mktemp("without")
+        return run(folder, start, **{"federation.min-clients": 5})
+
+    return after
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("start", STARTS)
 def test_bad_client_is_named_put_into_quarantine_and_changes_nothing(
-    tmp_path: Path, start: str, attack: str
+    tmp_path: Path, start: str, attack: str, without_it: Callable[[str], ServerState]
 ) -> None:
     change, words = ATTACKS[attack]
 
     state = run(tmp_path / "run", start, in_training(change))
-    without = run(tmp_path / "without", start, **{"federation.min-clients": 5})
+    without = without_it(start)
 
     events = rounds_of(tmp_path / "run")
     assert all(words in event["strikes"]["client-1"] for event in events[:3])
