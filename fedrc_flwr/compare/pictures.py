@@ -54,15 +54,22 @@ def draw_clusters(directory: Path, comparison: Comparison, table: list[Line]) ->
     """Pictures of the clusters in the first run of each line, in ``clusters``."""
     paths: list[Path] = []
     for line in table:
-        cell = next(cell for cell in comparison.cells() if line.counts(cell))
-        target = directory / "clusters" / "-".join(cell.folder.parts)
+        run, _ = first_run(directory, comparison, line)
+        parts = run.relative_to(directory / RUNS).parts
+        target = directory / "clusters" / "-".join(parts)
         if not target.exists():
             unfinished = target.with_name(target.name + ".part")
             shutil.rmtree(unfinished, ignore_errors=True)
-            draw_figures(gather(directory / RUNS / cell.folder), unfinished)
+            draw_figures(gather(run), unfinished)
             unfinished.rename(target)
         paths.append(target)
     return paths
+
+
+def first_run(directory: Path, comparison: Comparison, line: Line) -> tuple[Path, int]:
+    """The directory of a line's first run, and its seed."""
+    cell = next(cell for cell in comparison.cells() if line.counts(cell))
+    return directory / RUNS / cell.folder, cell.seed
 
 
 def curve(

@@ -96,7 +96,7 @@ def heads(comparison: Comparison, column: str) -> list[str]:
     """The heads of a federation's table, but for the first."""
     names = [name for name, _ in COLUMNS]
     names[3:3] = ["gain"] if baseline(comparison) else []
-    names += ["the paper"] if comparison.paper.get(column) else []
+    names[2:2] = ["the paper"] if comparison.paper.get(column) else []
     return [*names, "rate", "seeds"]
 
 
@@ -113,7 +113,7 @@ def cells(comparison: Comparison, line: Line, table: list[Line]) -> list[str]:
         gain = gain_over(name, line, table)
         parts[3:3] = ["-" if math.isnan(gain) else f"{gain:+.3f}"]
     if figures_there := comparison.paper.get(line.column):
-        parts.append(published(figures_there.get(line.row)))
+        parts[2:2] = [published(figures_there.get(line.row))]
     parts.append("as set" if line.rate is None else f"{line.rate:g}")
     return [*parts, str(len(line.runs))]
 
@@ -133,7 +133,7 @@ def gain_over(name: str, line: Line, table: list[Line]) -> float:
 
 def published(pair: Published | None) -> str:
     """The paper's local and global accuracy."""
-    return " ".join("-" if one is None else f"{one:.3f}" for one in pair or (None, None))
+    return " / ".join("-" if one is None else f"{one:.3f}" for one in pair or (None, None))
 
 
 def _row(comparison: Comparison, line: Line, table: list[Line]) -> str:

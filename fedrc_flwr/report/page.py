@@ -10,10 +10,11 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from fedrc_flwr.files import replacing
 from fedrc_flwr.report.colours import PALETTE
@@ -35,6 +36,13 @@ def render_beside(runs: Sequence[Contents]) -> str:
     """Several runs side by side on one page."""
     title = f"{', '.join(one.name for one in runs)}: fedrc runs side by side"
     return _filled("beside.html", "beside.js", title, f"[{','.join(map(to_text, runs))}]")
+
+
+def write_comparison(contents: Mapping[str, Any], path: Path) -> Path:
+    """Write the page of a comparison."""
+    text = json.dumps(contents, allow_nan=False, separators=(",", ":"))
+    title = f"{contents['title']}: fedrc comparison"
+    return _written(path, _filled("comparison.html", "comparison.js", title, text))
 
 
 def _filled(template: str, script: str, title: str, contents: str, live: bool = False) -> str:
@@ -80,7 +88,7 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _scripts(page: str) -> tuple[str, str, str]:
     charts = _read("charts.js").replace("$palette", json.dumps(PALETTE))
     return _read("echarts.min.js"), charts, _read(page)
