@@ -161,10 +161,13 @@ def _run(
     from fedrc_flwr.compare.progress import Progress
     from fedrc_flwr.compare.results import figures, lines
     from fedrc_flwr.compare.runner import RUNS, Stopped, finished, run_cell, was_ended
+    from fedrc_flwr.compare.sharing import Sharing
     from fedrc_flwr.compare.tables import write_tables
     from fedrc_flwr.config import load_config
+    from fedrc_flwr.simulation import IN_PROCESS
 
-    cells = list(comparison.cells())
+    sharing = Sharing(directory, list(comparison.cells()))
+    cells = sharing.cells
     rounds = [load_config(cell.settings).rounds for cell in cells]
     failed = 0
     with Progress(rounds) as progress:
@@ -174,6 +177,10 @@ def _run(
                 continue
             started = time.monotonic()
             follow = [progress.begin(number, cell.name)]
+            if engine == IN_PROCESS:
+                if row := sharing.take_over(cell):
+                    progress.say(f"{cell.name}: all rounds are those of {row}")
+                follow.append(sharing.forking(cell))
             if margin is not None:
                 follow.append(watching(directory, comparison, cell, rounds[number], margin))
             try:
