@@ -18,8 +18,8 @@ from fedrc_flwr.simulation import run_here
 
 #: What no two runs have in common.
 OF_THE_MACHINE = {
-    "seconds", "elapsed", "client_seconds", "client_ready_seconds", "server_peak_megabytes",
-    "bytes_up", "phases", "time",
+    "seconds", "elapsed", "client_seconds", "client_ready_seconds", "evaluation_seconds",
+    "server_peak_megabytes", "bytes_up", "phases", "time",
 }  # fmt: skip
 
 
