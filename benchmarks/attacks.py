@@ -66,7 +66,7 @@ def places(state: ServerState, attackers: set[str]) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("--recipe", default="discover")
+    parser.add_argument("--recipe", default="default")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -56,7 +56,7 @@ def seconds(rounds: Rounds, carrier: InProcess, number: int, checked: bool) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", default="digits")
-    parser.add_argument("--recipe", default="discover")
+    parser.add_argument("--recipe", default="default")
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=40)
     chosen = parser.parse_args()

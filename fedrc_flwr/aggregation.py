@@ -54,6 +54,15 @@ class ServerSettings:
         low=0.0,
     )
 
+    max_opposition: float = key(
+        0.35,
+        "Updates of a client are not used once they point against those of the others by more than "
+        "this, from 0 (as its labels let expect) to 1 (the opposite), on the average of several "
+        "rounds. 0: they may point anywhere.",
+        low=0.0,
+        high=1.0,
+    )
+
     def collector(self, absent_is_zero: bool) -> UpdateSums | HeldUpdates:
         """What a round's updates are collected in."""
         if self.aggregation == "mean":
@@ -65,6 +74,14 @@ class ServerSettings:
     def longest(self) -> float:
         """The multiple of the median length up to which updates are used as they are."""
         return self.max_norm or math.inf
+
+    def compares_directions(self) -> bool:
+        """Whether updates that point against the others' are looked for."""
+        return self.max_opposition > 0
+
+    def most_opposed(self) -> float:
+        """How far a client's updates may point against the others'."""
+        return self.max_opposition or math.inf
 
 
 class UpdateSums:

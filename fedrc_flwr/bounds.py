@@ -15,6 +15,7 @@ from fedrc_flwr import adaptive
 from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.discovery.fingerprint import MOST_FEATURES, UNITS
 from fedrc_flwr.em import Floats
+from fedrc_flwr.metrics import Evaluation
 
 #: How many standard deviations of its noise a number may be off.
 DEVIATIONS = 6.0
@@ -27,6 +28,17 @@ ROUNDING = 1e-6
 UNIT_LENGTH, PROJECTED_LENGTH = 1.0 + 1e-3, 2.0
 #: Largest mean loss of a sample that any network that is still of use has.
 MOST_LOSS = 1e4
+#: Least noise, as a multiple of the number of samples: less protects nobody and is no noise.
+LEAST_NOISE = 1e-9
+#: Most releases of a client in its lifetime: one a second for thirty years.
+MOST_RELEASES = 10**9
+#: How far an accuracy may be from that of the counts: it was computed in single precision.
+COUNTED = 1e-3
+#: What a client may report of the models when it is evaluated, and the largest value of each.
+JUDGED = {
+    "samples": 1e12, "accuracy": 1.0, "loss": MOST_LOSS, "fit_accuracy": 1.0,
+    "fine_tuned_accuracy": 1.0, "fine_tuned_loss": MOST_LOSS,
+}  # fmt: skip
 
 
 def problem(reply: Reply, samples: int) -> str | None:
@@ -44,6 +56,11 @@ def problem(reply: Reply, samples: int) -> str | None:
             f"its noise of {reply.noise:.3g} is more than {MOST_NOISE:g} times its {samples} "
             "samples: its statistics would say nothing"
         )
+    if 0 < reply.noise < LEAST_NOISE * samples or reply.releases > MOST_RELEASES:
+        return (
+            f"it claims {reply.releases} releases with a noise of {reply.noise:.3g} for "
+            f"{samples} samples: no client makes them"
+        )
     accuracy, loss = reply.metrics["accuracy"], reply.metrics["loss"]
     if not 0 <= accuracy <= 1 or not 0 <= loss <= MOST_LOSS:
         return f"its accuracy is {accuracy:.3g} and its loss {loss:.3g}: neither can be"
@@ -52,6 +69,35 @@ def problem(reply: Reply, samples: int) -> str | None:
         or _table(reply, samples)
         or _fingerprint(reply, samples)
     )
+
+
+def evaluation_problem(
+    evaluation: Evaluation, clusters: tuple[int, ...], samples: int | None
+) -> str | None:
+    """Why an evaluation cannot be that of an honest client; None if it can.
+
+    Parameters
+    ----------
+    clusters : ids of the clusters
+    samples : how many test samples it reported before, if it did
+    """
+    told = evaluation.metrics
+    if unknown := sorted(set(told) - {*JUDGED, "cluster"}):
+        return f"it reports {unknown[0]!r}, which nobody asked for"
+    for name, most in JUDGED.items():
+        if not 0 <= told.get(name, 0.0) <= most:
+            return f"it reports {name} = {told[name]:.3g}, which cannot be"
+    count = told.get("samples", 0.0)
+    if count != int(count) or (samples is not None and count != samples):
+        return f"it reports {count:g} test samples, and before {samples}"
+    if told.get("cluster", clusters[0]) not in clusters:
+        return f"it reports cluster {told['cluster']:g}, which does not exist"
+    if evaluation.tally is None or "accuracy" not in told:
+        return None
+    right = float(np.trace(evaluation.tally.confusion)) / max(count, 1.0)
+    if abs(right - told["accuracy"]) > COUNTED:
+        return f"it reports an accuracy of {told['accuracy']:.3g}, and counts that give {right:.3g}"
+    return None
 
 
 def _counts(counts: Floats, samples: int, noise: float) -> str | None:

@@ -241,6 +241,8 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
                 "clean": record.clean,
                 "silent": record.silent,
                 "rests": record.rests,
+                "opposed": record.opposed,
+                "compared": record.compared,
             }
         )
     about = {
@@ -299,7 +301,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Check
 def _unpacked(path: Path, unpack: Callable[[], T]) -> T:
     try:
         return unpack()
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete or of another kind ({error!r})") from None
 
 

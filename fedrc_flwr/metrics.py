@@ -63,6 +63,19 @@ class Tally:
             scores.reshape(2, BINS) if classes == 2 else None,
         )
 
+    def capped(self, most: float) -> Tally:
+        """The counts of about ``most`` samples, if there are more."""
+        samples = int(self.confusion.sum())
+        if samples <= most:
+            return self
+        share = most / samples
+
+        def scaled(counts: Counts) -> Counts:
+            return np.where(counts > 0, np.rint(share * counts), counts).astype(np.int64)
+
+        scores = None if self.scores is None else scaled(self.scores)
+        return Tally(scaled(self.confusion), scaled(self.right), scores)
+
     def fits(self, samples: float) -> bool:
         """Whether these are counts of so many samples, at least one."""
         whole = [self.confusion, *([] if self.scores is None else [self.scores])]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ LONGEST = 128
 ENROL = "query.enrol"
 #: Version of the messages; both sides must speak the same.
 SCHEMA = 4
+#: Most models in a broadcast, and most times as many local epochs as usual.
+MOST_MODELS, MOST_PASSES = 500, 10
 #: Most metrics in a reply.
 MOST_METRICS = 64
 #: The record with the packed array, and its name in it.
@@ -171,3 +174,30 @@ def statistic(
     if name not in arrays:
         raise WireError(f"has no {name!r}")
     return checked(arrays[name], name, shape, dtype).copy()
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Whatever a broadcast lacks or holds in the wrong place is one kind of error."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"the server's message cannot be understood: {error!r:.80}") from None
+
+
+def check_round(clusters: int, passes: int, exponent: float, prior: NDArray[Any]) -> None:
+    """Refuse a round that no server of this release asks for.
+
+    Parameters
+    ----------
+    clusters : how many models were sent
+    passes : how many times as many local epochs as usual
+    prior : the label prior, (K, C)
+    """
+    fits = prior.ndim == 2 and len(prior) == clusters and np.isfinite(prior).all()
+    if not fits or not (prior > 0).all():
+        raise WireError("the server's label prior is none")
+    if not 1 <= clusters <= MOST_MODELS or not 1 <= passes <= MOST_PASSES:
+        raise WireError(f"the server asks for {passes} times the epochs on {clusters} models")
+    if not 0 < exponent < np.inf:
+        raise WireError(f"the server's E-step has the exponent {exponent}")

@@ -29,6 +29,14 @@ class Membership:
     clusters: tuple[int, ...]
     merged: dict[int, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for cluster in self.merged:
+            seen = {cluster}
+            while (cluster := self.merged.get(cluster, -1)) in self.merged:
+                if cluster in seen:  # nobody would ever arrive at a successor
+                    raise ValueError(f"cluster {cluster} was merged into itself")
+                seen.add(cluster)
+
     def successor(self, cluster: int) -> int:
         """Position of the current cluster that ``cluster`` became part of, or -1."""
         while cluster in self.merged:
@@ -129,6 +137,8 @@ class ClientRecord:
     clean : how many replies it has sent since the last of them
     silent : how many times in a row it did not answer
     rests : the last round in which it is not asked, because it kept silent before
+    opposed : how far its updates point against those of the others, from 0 to 1; see ``direction``
+    compared : how many rounds that is found from
     """
 
     role: str
@@ -148,6 +158,8 @@ class ClientRecord:
     clean: int = 0
     silent: int = 0
     rests: int = 0
+    opposed: float = 0.0
+    compared: float = 0.0
 
     @property
     def quarantined(self) -> bool:

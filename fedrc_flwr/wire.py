@@ -27,6 +27,7 @@ from fedrc_flwr.metrics import Evaluation, Tally
 from fedrc_flwr.records import (
     SCHEMA,
     Parcel,
+    check_round,
     checked_config,
     checked_text,
     closed,
@@ -34,6 +35,7 @@ from fedrc_flwr.records import (
     refuse_unknown,
     sample_count,
     statistic,
+    understood,
 )
 from fedrc_flwr.state import Membership
 from fedrc_flwr.transport import FLOAT32, SCALE, STATISTICS
@@ -78,7 +80,11 @@ def encode_broadcast(broadcast: Broadcast, layout: str, precision: str = FLOAT32
 
 def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
     """The inverse of ``encode_broadcast``; refuses another schema or another network."""
-    parcel = opened(content, "broadcast")
+    with understood():
+        return _broadcast(opened(content, "broadcast"), layout)
+
+
+def _broadcast(parcel: Parcel, layout: str) -> Broadcast:
     values, arrays = parcel.values, parcel.arrays
     if values["layout"] != layout:
         raise WireError(
@@ -88,7 +94,8 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
     clusters, pairs = tuple(_ints(values, "clusters")), _ints(values, "merged")
     parameters, of_body = _ints(values, "parameters")[0], _ints(values, "body-parameters")[0]
 
-    shares_body = _array_name(BODY) in arrays
+    shares_body, phase = _array_name(BODY) in arrays, _phase(values)
+    check_round(len(clusters), phase.passes, phase.exponent, arrays["label-prior"])
 
     def vector(key: int) -> Vector:
         name = _array_name(key)
@@ -105,7 +112,7 @@ def decode_broadcast(content: RecordDict, layout: str) -> Broadcast:
         parameters=parameters,
         body_parameters=of_body,
         label_prior=arrays["label-prior"],
-        phase=_phase(values),
+        phase=phase,
         assigned=_ints(values, "assigned")[0],
         yardstick=vector(YARDSTICK) if _array_name(YARDSTICK) in arrays else None,
         cohort=_ints(values, "cohort")[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from flwr.app import Context
@@ -32,6 +33,8 @@ def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
     if not is_simulation(grid):
         config.attack.refuse_in_deployment()
     run = Run(config, directory)
+    if not is_simulation(grid):
+        run.rounds.secret = secrets.randbits(63)
     exchange = run.rounds.settings.exchange()
     roster = Roster(
         grid,

@@ -155,6 +155,11 @@ class Discovering(ClusteredAlgorithm):
         """Members are averaged once clients have places: the others have nothing to say."""
         return self.absent_is_zero and not is_found(state)
 
+    def compares_directions(self, state: ServerState) -> bool:
+        """Also once the members of a cluster are known to have the same concept."""
+        agree = is_found(state) and not self._released(state, state.round + 1)
+        return agree or super().compares_directions(state)
+
     def end_round(
         self, state: ServerState, result: RoundResult, round_number: int
     ) -> tuple[ServerState, RoundReport]:

@@ -10,6 +10,7 @@ import numpy as np
 from fedrc_flwr.adaptive import Adaptation
 from fedrc_flwr.aggregation import BODY, UpdateSums, update_norm
 from fedrc_flwr.combining import HeldUpdates
+from fedrc_flwr.discovery.space import pooled_scatter
 from fedrc_flwr.em import Floats
 from fedrc_flwr.finite import finite
 from fedrc_flwr.layout import Vector
@@ -150,6 +151,7 @@ class Reply:
     fingerprint : (C, 1 + D), for each label the number of samples and the sum of their features, if
         it was asked for; ``scatter``, (D, D), is that of the features within labels
     evaluation : of the models that the client received, if it was asked for
+    counts : whether the client counts where updates are averaged, even if it sends none
     """
 
     samples: int
@@ -162,6 +164,11 @@ class Reply:
     fingerprint: Floats | None = None
     scatter: Floats | None = None
     evaluation: Evaluation | None = None
+    counts: bool = True
+
+    def without_updates(self) -> Reply:
+        """The same of a client whose updates are not used."""
+        return replace(self, deltas={}, counts=False)
 
     def statistics(self) -> list[Floats]:
         """Everything but the updates."""
@@ -178,6 +185,10 @@ class Reply:
         )
         counted = 0 if self.evaluation is None else self.evaluation.nbytes()
         return updates + sum(array.nbytes for array in self.statistics()) + counted
+
+    def by_cluster(self, clusters: tuple[int, ...]) -> dict[int, Vector]:
+        """The updates by the clusters' ids instead of their positions."""
+        return {BODY if k == BODY else clusters[k]: delta for k, delta in self.deltas.items()}
 
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""
@@ -246,7 +257,10 @@ class RoundResult:
     @property
     def scatter(self) -> Floats | None:
         """The sum of the clients' scatters, if any were measured."""
-        return np.sum(list(self.scatters.values()), axis=0) if self.scatters else None
+        if not self.scatters:
+            return None
+        samples = np.array([self.records[name].samples for name in self.scatters], dtype=float)
+        return pooled_scatter(np.stack(list(self.scatters.values())), samples)
 
     def expect(self, name: str, reply: Reply, clusters: tuple[int, ...]) -> Reply:
         """Choose the sums for a reply, and return it with its long updates scaled down.
@@ -255,10 +269,8 @@ class RoundResult:
         each cluster by its share of the client's samples. The counts say the same, but noise on
         them may be larger than they are.
         """
-        lengths = {
-            BODY if k == BODY else clusters[k]: update_norm([delta])
-            for k, delta in reply.deltas.items()
-        }
+        updates = reply.by_cluster(clusters)
+        lengths = {cluster: update_norm([update]) for cluster, update in updates.items()}
         own = {cluster: length for cluster, length in lengths.items() if cluster != BODY}
         self.home = max(own, key=lambda cluster: own[cluster]) if own else None
         level, factors = self.screening.take(name, lengths, self.home)

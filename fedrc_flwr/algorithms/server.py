@@ -12,6 +12,7 @@ from fedrc_flwr.adaptive import AdaptiveSettings
 from fedrc_flwr.aggregation import BODY, ServerSettings, apply_updates
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply, RoundReport, RoundResult
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
+from fedrc_flwr.direction import Directions
 from fedrc_flwr.layout import Vector, count_parameters, to_vector
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.privacy import PrivacySettings
@@ -169,12 +170,22 @@ class ServerHalf:
         """Whether, in this round, no update of a cluster counts as an update of zero."""
         return self.absent_is_zero
 
+    def directions(self, state: ServerState, seed: int) -> Directions:
+        """What the directions of the next round's updates are noted in."""
+        compares = self.compares_directions(state) and self.server.compares_directions()
+        return Directions(seed, self.server.most_opposed(), compares)
+
+    def compares_directions(self, state: ServerState) -> bool:
+        """Whether updates that point against the others' tell an attacker in the next round.
+
+        Later than in the first round, they may be those of clients with another concept.
+        """
+        return state.round == 0
+
     def receive(self, state: ServerState, result: RoundResult, name: str, reply: Reply) -> None:
         """Fold one client's reply into the round's sums."""
-        deltas = {
-            BODY if k == BODY else state.clusters[k]: delta for k, delta in reply.deltas.items()
-        }
-        result.sums.add(deltas, reply.samples, result.home)
+        if reply.counts:
+            result.sums.add(reply.by_cluster(state.clusters), reply.samples, result.home)
         record = state.clients[name]
         released = (reply.noise > 0) * (1 if reply.cross_losses is None else 2)
         # A client that lost its state counts from zero; what it released before still counts.

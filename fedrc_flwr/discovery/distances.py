@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrc_flwr.discovery.fingerprint import Flags
 from fedrc_flwr.discovery.space import Means
 from fedrc_flwr.em import Floats
 
@@ -27,6 +28,9 @@ MISLEADING = 0.1
 BOUND = 30.0
 LEAST_SQUARED = 1e-6
 LEAST_SCALE, LEAST_SCALE_DIFFERENT = 0.1, 0.2
+#: A client whose labels are closer to each other than the median client's, or farther apart, by
+#: more than this factor does not say what is near and what is far.
+UNUSUAL = 4.0
 MOST_PAIRS = 50_000
 STEPS = 50
 HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
@@ -86,6 +90,7 @@ class Distances:
 
 def fit(means: Means) -> Distances | None:
     """Fit the two distributions, or None if there are no pairs of labels to fit one of them to."""
+    means = means.of(usual(means))
     different = _log_distance(_within(means)[0])
     same, noise = _log_distances_between(means)
     if not len(different) or not len(same):
@@ -101,6 +106,22 @@ def fit(means: Means) -> Distances | None:
             best_likelihood = likelihood
             best = Distances(q, spread, centre, width, mean, scale, share)
     return best
+
+
+def usual(means: Means) -> Flags:
+    """The clients whose labels are about as far apart as is usual, or who hold but one, (n,).
+
+    One that invents its features could otherwise make all labels look alike.
+    """
+    apart = np.full(len(means.points), np.nan)
+    for client in range(len(apart)):
+        found = _log_distance(_within(means.of(np.array([client])))[0])
+        apart[client] = np.median(found) if len(found) else np.nan
+    known = ~np.isnan(apart)
+    if not known.any():
+        return np.ones_like(known)
+    centre = float(np.median(apart[known]))
+    return np.asarray(~known | (np.abs(apart - centre) <= np.log(UNUSUAL)), dtype=np.bool_)
 
 
 def contrast(means: Means, distances: Distances) -> float:

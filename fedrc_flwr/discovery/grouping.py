@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrc_flwr.discovery.distances import Distances, contrast, fit
+from fedrc_flwr.discovery.distances import Distances, contrast, fit, usual
 from fedrc_flwr.discovery.evidence import AGREEMENTS, likelihoods
 from fedrc_flwr.discovery.fingerprint import Flags
 from fedrc_flwr.discovery.refinement import (
@@ -90,7 +90,8 @@ def find(fingerprints: Floats, scatter: Floats) -> Grouping:
     evidence[np.ix_(present, present)] = same - different[chosen]
     weights, own = _weights(means, groups, distances, agreement)
     groups, weights = _by_size(*_settle(groups, weights, present))
-    telling = contrast(means.of(sharing), distances) >= LEAST_CONTRAST
+    compared_means = means.of(sharing)
+    telling = contrast(compared_means.of(usual(compared_means)), distances) >= LEAST_CONTRAST
     return _judged(groups, weights, evidence, own, agreement, telling)
 
 

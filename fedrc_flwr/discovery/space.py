@@ -20,6 +20,10 @@ MOST_DIRECTIONS = 9
 RIDGE = 1e-3
 #: A mean is at most so many times the usual distance away from the centre.
 FARTHEST = 3.0
+#: A client adds at most so many times what the median client does to the scatter, per sample, and
+#: one whose labels differ by more says nothing about the directions. One that invents its features
+#: would otherwise decide for all.
+MOST_INFLUENCE = 3.0
 #: A client holds a label from this many samples on. Noise on the counts can leave fractions.
 LEAST_COUNT = 0.5
 
@@ -107,11 +111,31 @@ def _bounded(means: Floats, counts: Floats, reference: Flags) -> Floats:
     return np.asarray((means - centre) * shortened, dtype=np.float64)
 
 
+def pooled_scatter(scatters: Floats, samples: Floats) -> Floats:
+    """The sum (D, D) of the clients' scatters, (n, D, D), none of which may dominate it.
+
+    Parameters
+    ----------
+    samples : (n,), how many samples each client holds
+    """
+    # Noise is drawn for each entry; the two halves of a scatter are the same without it.
+    symmetric = 0.5 * (scatters + scatters.transpose(0, 2, 1))
+    sizes = np.linalg.norm(symmetric, axis=(1, 2)) / np.maximum(samples, 1.0)
+    return np.asarray(np.einsum("i,ijk->jk", _limited(sizes), symmetric), dtype=np.float64)
+
+
+def _limited(sizes: Floats) -> Floats:
+    """What to multiply by, so that nobody is larger than a multiple of the median."""
+    most = MOST_INFLUENCE * float(np.median(sizes)) if len(sizes) else 0.0
+    return np.asarray(np.where(sizes > most, most / np.where(sizes > 0, sizes, 1.0), 1.0))
+
+
 def _between_labels(means: Floats, counts: Floats) -> Floats:
     """Orthogonal directions (D, D), the one in which labels within clients differ most first."""
     totals = np.maximum(counts.sum(axis=1), LEAST_COUNT)
     centres = np.einsum("iy,iyp->ip", counts, means) / totals[:, None]
     residuals = (means - centres[:, None]) * np.sqrt(counts)[..., None]
-    flat = residuals.reshape(-1, means.shape[2])
+    energy = np.square(residuals).sum(axis=(1, 2)) / totals
+    flat = residuals[_limited(energy) == 1.0].reshape(-1, means.shape[2])
     _, axes = np.linalg.eigh(flat.T @ flat)
     return np.asarray(axes[:, ::-1], dtype=np.float64)

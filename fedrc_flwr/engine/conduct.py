@@ -47,7 +47,9 @@ def without_reports(record: ClientRecord) -> ClientRecord:
 
 def forgiven(state: ServerState, name: str) -> ServerState:
     """The state in which a client has neither strikes nor pauses."""
-    record = replace(state.clients[name], strikes=0, clean=0, silent=0, rests=0)
+    record = replace(
+        state.clients[name], strikes=0, clean=0, silent=0, rests=0, opposed=0.0, compared=0.0
+    )
     return replace(state, clients={**state.clients, name: record})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.engine.participation import MOST_SAMPLES
 from fedrc_flwr.metrics import Counts, Evaluation, Scores, Tally, added, by_id, constant, scores_of
 from fedrc_flwr.state import ClientRecord
 
@@ -46,7 +47,7 @@ def judge(
     if fitted:
         samples = [clients[name].samples for name in fitted]
         outcome["fit_accuracy"] = float(np.average(list(fitted.values()), weights=samples))
-    tallies = {n: e.tally for n, e in evaluations.items() if e.tally is not None}
+    tallies = _bounded(evaluations, clients)
     for name, counted in tallies.items():
         found = asdict(scores_of(counted))
         metrics[name] |= {key: found[key] for key in BY_CLIENT if found[key] is not None}
@@ -58,6 +59,24 @@ def judge(
         outcome |= _pooled(tallies, cluster_of, roles, clusters)
         outcome["tallies"] = tallies
     return outcome
+
+
+def _bounded(
+    evaluations: Mapping[str, Evaluation], clients: Mapping[str, ClientRecord]
+) -> dict[str, Tally]:
+    """The counts, of no client more than ten times the median of those with its role.
+
+    Nobody can look whether a client has as many test samples as it says.
+    """
+    told = {n: e.tally for n, e in evaluations.items() if e.tally is not None}
+    sizes = {name: int(tally.confusion.sum()) for name, tally in told.items()}
+    usual = {
+        role: float(np.median([s for n, s in sizes.items() if clients[n].role == role] or [0]))
+        for role in SCOPES
+    }
+    return {
+        name: tally.capped(MOST_SAMPLES * usual[clients[name].role]) for name, tally in told.items()
+    }
 
 
 def _shown(metrics: dict[str, float]) -> dict[str, float]:

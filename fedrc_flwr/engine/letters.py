@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedrc_flwr import bounds
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Evaluates, Reply
 from fedrc_flwr.engine.judging import judge
@@ -106,6 +107,7 @@ class Evaluations:
     def __init__(self, algorithm: ClusteredAlgorithm) -> None:
         self._algorithm = algorithm
         self._due: dict[int, DueEvaluation] = {}
+        self._tested: dict[str, int] = {}  # how many test samples each client reported first
 
     def owe(self, state: ServerState, names: list[str], broadcast: Broadcast) -> None:
         """The models of a state are to be evaluated by these clients."""
@@ -121,12 +123,18 @@ class Evaluations:
         """Letters to those who can be reached and have not been asked yet."""
         return [letter for due in self._due.values() for letter in due.letters(online)]
 
-    def take(self, letter: Letter, answer: Reply | Evaluation) -> None:
-        """Keep the evaluation that an answer is, or comes with."""
+    def take(self, letter: Letter, answer: Reply | Evaluation) -> str | None:
+        """Keep the evaluation that an answer is, or comes with; or return why it is not used."""
         evaluation = answer.evaluation if isinstance(answer, Reply) else answer
         due = self._due.get(-1 if letter.evaluated_round is None else letter.evaluated_round)
-        if evaluation is not None and due is not None:
+        if evaluation is None or due is None:
+            return None
+        before = self._tested.get(letter.name)
+        reason = bounds.evaluation_problem(evaluation, due.state.clusters, before)
+        if reason is None:
+            self._tested[letter.name] = int(evaluation.metrics.get("samples", 0))
             due.answered(letter, evaluation)
+        return reason
 
     def failed(self, silent: Collection[str]) -> list[Letter]:
         """Letters that ask for the evaluation alone those whose training failed."""

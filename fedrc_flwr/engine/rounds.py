@@ -15,6 +15,7 @@ from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.algorithms.server import with_usual_norms
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.direction import Directions
 from fedrc_flwr.engine import conduct, round_metrics
 from fedrc_flwr.engine.carrier import Carrier, Enrolment
 from fedrc_flwr.engine.letters import Evaluations, Letter, updates
@@ -55,6 +56,7 @@ class Rounds:
         self.classes = classes
         self.settings = settings
         self._seed = seed
+        self.secret = seed  # what clients could exploit is drawn by it; a deployment has another
         self._left_out: set[str] = set()  # clients without which the round is repeated
         self._enrolled: dict[str, int] = {}  # how many samples each client enrolled with
         self._strikes: dict[str, str] = {}  # in this round, and why
@@ -144,7 +146,8 @@ class Rounds:
         """Deliver letters and keep the evaluations that come back."""
         for letter, answer in carrier.deliver(letters):
             self.progress.answered(letter.name)
-            self._evaluations.take(letter, answer)
+            if objection := self._evaluations.take(letter, answer):
+                self.refuse(letter.name, objection)
             yield letter, answer
 
     def _asked(self, names: list[str], number: int, needed: int = 0) -> list[str]:
@@ -270,17 +273,20 @@ class Rounds:
         would not be finite. In that case the clients that caused it are left out next time.
         """
         result, answered = self.algorithm.begin_round(self.state), []
+        directions = self.algorithm.directions(self.state, self.secret)
         for name, reply in replies:
             answered.append(name)
             self.progress.answered(name)
             with self.progress.phase(AGGREGATION):
-                self._receive(result, name, reply)
+                self._receive(result, directions, name, reply)
         with self.progress.phase(AGGREGATION):
-            return self._settled(number, result, answered, sampled)
+            if (metrics := self._settled(number, result, sampled)) is None:
+                return None
+        clients, opposed = directions.judged(self.state.clients)
+        self.state, self._strikes = replace(self.state, clients=clients), self._strikes | opposed
+        return metrics | {"answered": answered}
 
-    def _settled(
-        self, number: int, result: RoundResult, answered: list[str], sampled: int
-    ) -> dict[str, Any] | None:
+    def _settled(self, number: int, result: RoundResult, sampled: int) -> dict[str, Any] | None:
         """What ``fold`` returns, once all replies have arrived."""
         verdict = result.settle()
         for name, reason in verdict.refused.items():
@@ -312,25 +318,29 @@ class Rounds:
         if report.discovery is not None:
             log.info("round %s: %s", number, report.discovery["sentence"])
         metrics = round_metrics.trained(self.state, result, report, phase, sampled)
-        return metrics | {"epsilon": self.algorithm.epsilon(state), "answered": answered}
+        return metrics | {"epsilon": self.algorithm.epsilon(state)}
 
-    def _receive(self, result: RoundResult, name: str, reply: Reply) -> None:
+    def _receive(
+        self, result: RoundResult, directions: Directions, name: str, reply: Reply
+    ) -> None:
         """Fold one reply into the round, unless no honest client could have sent it."""
         samples = self._enrolled.get(name, self.state.clients[name].samples)
         reason = bounds.problem(reply, samples)
         if reason is not None:
             self.refuse(name, reason)
             return
+        if reason := directions.take(name, reply, self.state):
+            # Its statistics place it in a cluster, where the others show whether it was wronged.
+            self.fail(name, reason)
+            reply = reply.without_updates()
         reply = result.expect(name, reply.capped(self._most_samples()), self.state.clusters)
         with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite
             self.algorithm.receive(self.state, result, name, reply)
 
     def _most_samples(self) -> int:
-        clients = self.state.clients
-        trainers = [n for n, record in clients.items() if record.role == TRAIN]
-        return self.settings.most_samples(
-            [self._enrolled.get(name, clients[name].samples) for name in trainers]
-        )
+        trainers = {n: r for n, r in self.state.clients.items() if r.role == TRAIN}
+        samples = [self._enrolled.get(name, r.samples) for name, r in trainers.items()]
+        return self.settings.most_samples(samples)
 
     def _count_releases(self, result: RoundResult) -> None:
         """Record what clients released in a round that is repeated."""
