@@ -27,7 +27,10 @@ SILENCE_SECONDS = 0.3
 #: A line that is longer is cut into several.
 LONGEST_LINE = 2**20
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*(.*)", re.DOTALL)
+_LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
+_LEVEL = re.compile(
+    rf"(?:({_LEVELS})\s*:|\d{{4}}-\d\d-\d\d[T ][\d:.,]+Z? ({_LEVELS}))\s*(.*)", re.DOTALL
+)
 _OWN = re.compile(r"(warning|error) (.*)", re.DOTALL)
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
@@ -133,7 +136,7 @@ class Records:
 def _begun(line: str) -> _Record | None:
     """The record that a line begins, if it says its level."""
     if found := _LEVEL.match(line):
-        return _Record(found[1], [found[2]])
+        return _Record(found[1] or found[2], [found[3]])
     if found := _OWN.match(line):
         return _Record(found[1].upper(), [found[2]])
     if line.startswith("fedrc: "):

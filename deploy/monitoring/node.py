@@ -15,7 +15,6 @@ from deploy.monitoring.endpoint import serve_beside
 from deploy.monitoring.expiry import export_expiry
 from deploy.node.tally import Tally
 from fedrc_flwr import __version__
-from fedrc_flwr.engine.admission import FAILED, REASONS
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.records import ENROL
 
@@ -64,8 +63,7 @@ class NodeMetrics:
         for kind, count in dict(tally.messages).items():
             to.add("fedrc_node_messages_total", count, kind=KINDS.get(kind, OTHER))
         for reason, count in dict(tally.refused).items():
-            known = reason if reason in REASONS else FAILED
-            to.add("fedrc_node_refusals_total", count, reason=known)
+            to.add("fedrc_node_refusals_total", count, reason=reason)
         for phase, seconds in dict(tally.seconds).items():
             to.add("fedrc_node_seconds_total", seconds, phase=phase)
         self._export_epsilon(to)

@@ -115,6 +115,7 @@ class Outcome:
     tree, objects : its tree of objects, and their contents by their hashes
     context : the context afterwards
     failed : what went wrong, for the log; empty: nothing
+    refused : why the node does not take part, see ``engine.admission.REASONS``; empty: it does
     memory : bytes that the worker holds
     samples : how many it trained on
     """
@@ -124,14 +125,15 @@ class Outcome:
     objects: Mapping[str, bytes]
     context: bytes
     failed: str = ""
+    refused: str = ""
     memory: int = 0
     samples: int = 0
 
     def send(self, connection: socket.socket) -> None:
         """Send this answer."""
         head = {
-            "failed": self.failed, "memory": self.memory, "samples": self.samples,
-            "objects": list(self.objects),
+            "failed": self.failed, "refused": self.refused, "memory": self.memory,
+            "samples": self.samples, "objects": list(self.objects),
         }  # fmt: skip
         send(connection, head, [self.reply, self.tree, self.context, *self.objects.values()])
 
@@ -143,8 +145,9 @@ class Outcome:
             raise WorkerDied(str(head["died"]))
         try:
             objects = dict(zip(head["objects"], parts[3:], strict=True))
-            failed, numbers = str(head["failed"]), (int(head["memory"]), int(head["samples"]))
-            return Outcome(parts[0], parts[1], objects, parts[2], failed, *numbers)
+            words = str(head["failed"]), str(head["refused"])
+            numbers = int(head["memory"]), int(head["samples"])
+            return Outcome(parts[0], parts[1], objects, parts[2], *words, *numbers)
         except (LookupError, ValueError, TypeError) as error:
             raise Broken(f"an answer that cannot be read: {error}") from None
 

@@ -27,16 +27,14 @@ _KEPT = (
 )  # fmt: skip
 
 
-def packed(
-    reply: Message, context: bytes = b"", failed: str = "", memory: int = 0, samples: int = 0
-) -> Outcome:
+def packed(reply: Message, context: bytes = b"", failed: str = "", refused: str = "") -> Outcome:
     """A reply as it is sent."""
     reply.metadata.__dict__["_message_id"] = reply.object_id
     head = message_to_proto(remove_content_from_message(reply)).SerializeToString()
     with no_object_id_recompute():
         tree = get_object_tree(reply).SerializeToString()
         objects = {name: each.deflate() for name, each in get_all_nested_objects(reply).items()}
-    return Outcome(head, tree, objects, context, failed, memory, samples)
+    return Outcome(head, tree, objects, context, failed, refused)
 
 
 def checked(outcome: Outcome, message: Message) -> tuple[MessageProto, ObjectTree]:

@@ -168,7 +168,10 @@ class ResidentNode:
         try:
             outcome = self._answered(message, tree, started)
             worked = time.time()
-            self._tally.failed += bool(outcome.failed)
+            if outcome.refused:
+                self._tally.refuse(outcome.refused)
+            else:
+                self._tally.failed += bool(outcome.failed)
             self._tally.trained(outcome.samples)
             size = self._send(message, outcome, worked - started)
             self._tally.spent("send", time.time() - worked)
@@ -195,10 +198,10 @@ class ResidentNode:
             task = self._task(file, message, tree, started)
         except PolicyError as error:
             log(ERROR, "%s: %s", self._name, error)
-            self._tally.refuse(error.code)
             with suppress(httpx.HTTPError):
                 self._fleet.confirm(message)
-            return packed(refused(self._name, message, error), failed=f"refused ({error})")
+            answer = refused(self._name, message, error)
+            return packed(answer, failed=f"refused ({error})", refused=error.code)
         except TooLarge:
             told = "the message is larger than this node takes (largest-message)"
             log(ERROR, "%s: %s", self._name, told)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from fedrc_flwr.engine.admission import FAILED, REASONS
+
 #: More than a node can hold.
 MOST_SAMPLES = 10**12
 
@@ -18,8 +20,8 @@ class Tally:
     online : whether the node has signed on at its SuperLink
     busy : whether a message is being worked on
     messages : messages that arrived, by their type
-    refused : those that the policy refused, by the code of the reason
-    failed : those whose reply was an error
+    refused : those that the node refused, by the code of the reason
+    failed : those whose reply was another error
     samples : that it trained on, of all rounds together
     died : workers that ended without an answer
     bytes_down, bytes_up : of messages and replies
@@ -54,7 +56,8 @@ class Tally:
             self.samples += samples
 
     def refuse(self, code: str) -> None:
-        """A message was refused."""
+        """A message was refused; a reason that is not known is none that an app may invent."""
+        code = code if code in REASONS else FAILED
         self.refused[code] = self.refused.get(code, 0) + 1
 
     def spent(self, phase: str, seconds: float) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from logging import ERROR, INFO
 
 import psutil
@@ -39,6 +40,7 @@ from deploy.bundle import PACKAGES, hash_of, is_installed
 from deploy.node.frames import Broken, Outcome, Task, receive
 from deploy.node.replies import failure, packed
 from fedrc_flwr.engine.admission import harmless
+from fedrc_flwr.errors import PolicyError
 
 #: Errors of the app that have been through ``harmless``, or say nothing about files and data. By
 #: name, because an app that was unpacked has classes of its own.
@@ -69,23 +71,26 @@ class Worker:
         self._tasks += 1
         TaskIdentity.task_id, TaskIdentity.run_id = self._tasks, context.run_id
         TaskIdentity.node_id = context.node_id
-        reply, failed = self._reply(_message_of(task), context)
-        numbers = psutil.Process().memory_info().rss, _samples(reply)
-        return packed(reply, context_to_proto(context).SerializeToString(), failed, *numbers)
+        reply, failed, refused = self._reply(_message_of(task), context)
+        outcome = packed(reply, context_to_proto(context).SerializeToString(), failed, refused)
+        memory = psutil.Process().memory_info().rss
+        return replace(outcome, memory=memory, samples=_samples(reply))
 
-    def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
+    def _reply(self, message: Message, context: Context) -> tuple[Message, str, str]:
         try:
             self.load()
         except Exception as error:  # whatever an allowed app does when it is imported
             log(ERROR, "%s: the app cannot be loaded", self._name, exc_info=error)
-            return _error(message, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, error), "not loaded"
+            return _error(message, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, error), "not loaded", ""
         try:
             if self._app is None:
                 raise LoadClientAppError("no app")
-            return self._app(message=message, context=context), ""
+            reply = self._app(message=message, context=context)
+            return reply, "", _refusal(reply)
         except Exception as error:  # whatever the app raises
             log(ERROR, "%s: the app failed", self._name, exc_info=error)
-            return _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error), "failed"
+            told = _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, error)
+            return told, "failed", _refused_by(error)
 
 
 def _message_of(task: Task) -> Message:
@@ -96,6 +101,20 @@ def _message_of(task: Task) -> Message:
     message.metadata.__dict__["_message_id"] = tree.object_id
     message.metadata.delivered_at = str(task.received)
     return message
+
+
+def _refusal(reply: Message) -> str:
+    """Why a client cannot take part, if its reply says so."""
+    if reply.has_error() or "refusal" not in reply.content.config_records:
+        return ""
+    return str(reply.content.config_records["refusal"].get("code", ""))
+
+
+def _refused_by(error: BaseException | None) -> str:
+    """The code of the policy's refusal behind an error; the app's class has its own identity."""
+    while error is not None and type(error).__name__ != PolicyError.__name__:
+        error = error.__context__
+    return str(getattr(error, "code", ""))
 
 
 def _samples(reply: Message) -> int:

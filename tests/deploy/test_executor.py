@@ -42,7 +42,7 @@ class Echo:
     def execute(self, task: Task, asker: socket.socket | None = None) -> Outcome:
         if self.dies:
             raise WorkerDied("exit code -9")
-        return Outcome(b"reply", task.message, task.objects, task.context, "", len(task.bundle))
+        return Outcome(b"reply", task.message, task.objects, task.context, "", "", len(task.bundle))
 
     def rest(self) -> None:
         pass
@@ -99,7 +99,7 @@ def test_frames_arrive_as_they_were_sent() -> None:
     with closing(here), closing(there):
         TASK.send(here)
         assert Task.receive(there) == TASK
-        outcome = Outcome(b"r", b"t", {"cc": b"x" * 100_000}, b"s", "failed", 7)
+        outcome = Outcome(b"r", b"t", {"cc": b"x" * 100_000}, b"s", "failed", "", 7)
         thread = threading.Thread(target=outcome.send, args=(here,))
         thread.start()
         assert Outcome.receive(there) == outcome
@@ -138,7 +138,7 @@ def test_an_executor_with_the_secret_gets_the_tasks(node: RemoteWorker, file: No
     at_work(_introduced(file), Echo())
     wait_for(node)
 
-    assert node.execute(TASK) == Outcome(b"reply", b"tree", TASK.objects, b"context", "", 6)
+    assert node.execute(TASK) == Outcome(b"reply", b"tree", TASK.objects, b"context", "", "", 6)
     assert node.execute(TASK).memory == 6
 
 

@@ -40,6 +40,7 @@ def told(text: str | bytes) -> list[tuple[str, str]]:
         ("INFO :      Starting Flower SuperLink", "INFO", "Starting Flower SuperLink"),
         ("\x1b[93mWARNING \x1b[0m:   clock is off", "WARNING", "clock is off"),
         ("INFO:     Started server process [7]", "INFO", "Started server process [7]"),
+        ("2026-01-31T12:00:00.1Z INFO [uvicorn] POST 200", "INFO", "[uvicorn] POST 200"),
         ("warning insecure: true: plain text", "WARNING", "insecure: true: plain text"),
         ("fedrc: not started: no key", "ERROR", "not started: no key"),
         ("fedrc-flwr 0.1.0: SuperLink on here", "INFO", "fedrc-flwr 0.1.0: SuperLink on here"),

@@ -49,7 +49,7 @@ def test_a_node_tells_what_it_has_done(tmp_path: Path) -> None:
     for kind in ("train", "train", "query.enrol", "query.secret", "system"):
         tally.arrived(kind)
     tally.refuse("too-little-noise")
-    tally.refuse("/home/me/patients.csv")
+    tally.refuse("/home/me/patients.csv")  # an app may say anything
     tally.spent("work", 1.5)
     tally.trained(215)
     tally.worker_memory = 5 * 10**8

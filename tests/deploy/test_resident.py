@@ -322,3 +322,36 @@ def test_questions_are_frequent_in_a_run_and_rare_without_one() -> None:
     assert QUICK < pause(silence=20.0, answer=0.0) < SLOW
     assert QUICK < pause(silence=0.0, answer=0.05) < SLOW, "a busy SuperLink is asked less"
     assert pause(silence=0.0, answer=60.0) == SLOW
+
+
+REFUSING = """
+    class PolicyError(Exception):
+        code = str(told["code"])
+
+    if told["how"] == "reply":
+        answer = {"code": str(told["code"]), "name": "a"}
+        return Message(RecordDict({"refusal": ConfigRecord(answer)}), reply_to=message)
+    if told["how"] == "samples":
+        answer = {"samples": 215, "times": 1}
+        return Message(RecordDict({"answer": ConfigRecord(answer)}), reply_to=message)
+    try:
+        raise PolicyError if told["how"] == "policy" else ValueError
+    except Exception:
+        raise RuntimeError("told in other words") from None
+"""
+
+
+def test_what_the_app_refuses_is_counted_by_reason_and_apart_from_failures(
+    make: Make, tmp_path: Path
+) -> None:
+    setup = make({1: bundle_of(tmp_path / "app", REFUSING)})
+
+    for how, code in (
+        ("policy", "epsilon-spent"), ("policy", "/home/me/patients.csv"), ("reply", "no-data"),
+        ("other", ""), ("samples", ""), ("samples", ""),
+    ):  # fmt: skip
+        setup.ask(how=how, code=code)
+
+    assert setup.tally.refused == {"epsilon-spent": 1, "failed": 1, "no-data": 1}
+    assert setup.tally.failed == 1
+    assert setup.tally.samples == 430
