@@ -4,9 +4,9 @@
     python benchmarks/checks.py --scenario fashion-mnist-30
 
 Two federations learn the same in one process, round by round in turn. In one of them nothing is
-checked: neither the statistics nor the length of the updates. The figure is the median over
-rounds of the ratio of the processor time of the two rounds, with its quartiles. Clients compute in
-the same process, as in the smallest of federations; the server's share is largest there.
+checked: neither the statistics nor the length and direction of the updates. The figure is the
+median over rounds of the ratio of the processor time of the two rounds, with its quartiles. Clients
+compute in the same process, as in the smallest of federations; the server's share is largest there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fedrc_flwr.engine.rounds import Rounds
 
 
 def federation(given: dict[str, Any], checked: bool) -> tuple[Rounds, InProcess]:
-    """A federation, with or without a limit on the length of updates."""
+    """A federation, with or without limits on the length and direction of updates."""
     config = load_config(given)
     if not checked:
-        config = replace(config, server=replace(config.server, max_norm=0.0))
+        config = replace(config, server=replace(config.server, max_norm=0.0, max_opposition=0.0))
     return in_memory(config)
 
 

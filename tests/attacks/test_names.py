@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import http.client
 import json
+import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.fleet_pb2 import (
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
 from processes import Federation, Part, fedrc, wait_until
 from settings_of import PLAIN, dotted
 
@@ -96,3 +110,39 @@ def test_a_node_keeps_its_name_and_its_weights_with_a_new_key(federation: Federa
         (site / f"old-{name}").rename(site / name)
     old = fedrc("doctor", "--node", site / "node.yaml")
     assert "this node is not registered" in old.stdout
+
+
+def test_a_registered_node_acts_for_nobody_else(federation: Federation) -> None:
+    """With its own key it asks for the messages of another, ends its session, answers for it."""
+    site = federation.folder / "client-1"
+    key = serialization.load_ssh_private_key((site / "node.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    registry = next((federation.folder / "state").rglob("nodes*.json"))
+    ids = {name: int(node) for node, name in json.loads(registry.read_text()).items()}
+    own, other = (Node(node_id=ids[name]) for name in ("client-1", "client-0"))
+    context = ssl.create_default_context(cafile=str(site / "ca.crt"))
+
+    def ask(call: str, request: Any) -> int:
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        signature = key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+        headers = {
+            "flwr-public-key": base64.b64encode(public), "flwr-timestamp": now,
+            "flwr-signature": base64.b64encode(signature),
+            "content-type": "application/protobuf", "accept": "application/protobuf",
+        }  # fmt: skip
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", federation.port, context=context, timeout=30
+        )
+        connection.request("POST", f"/v1/fleet/{call}", request.SerializeToString(), headers)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    alive = SendNodeHeartbeatRequest(node=own, heartbeat_interval=30)
+    assert ask("send-node-heartbeat", alive) == 200
+    assert ask("pull-messages", PullMessagesRequest(node=other)) == 401
+    assert ask("deactivate-node", DeactivateNodeRequest(node_id=other.node_id)) == 401
+    assert ask("push-messages", PushMessagesRequest(node=other)) == 401
