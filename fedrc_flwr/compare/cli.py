@@ -30,6 +30,10 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(help="With --scenario: the algorithms, separated by commas.")
     ] = "fedavg,ifca,fedem,fedrc",
+    row: Annotated[list[str] | None, typer.Option(help="Run this row alone. Repeatable.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Run this column alone. Repeatable.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
     learning_rates: Annotated[
         str, typer.Option(help="Learning rates to try with every method, separated by commas.")
@@ -85,7 +89,7 @@ def compare(
     Finished runs are kept: after a stop, the same command continues where it was.
     """
     from fedrc_flwr.compare.budget import catalogue, told
-    from fedrc_flwr.compare.plan import WEIGHTS, check, with_changes
+    from fedrc_flwr.compare.plan import WEIGHTS, check, part, with_changes
     from fedrc_flwr.compare.runner import open_directory
     from fedrc_flwr.compare.small import small as smaller
     from fedrc_flwr.config import NAME_IT, parse_setting
@@ -104,14 +108,14 @@ def compare(
         for named in (*planned.rows.values(), *planned.columns.values(), planned.settings):
             refuse_code(f"comparison {comparison}", flattened(named), given.values(), NAME_IT)
         planned = with_changes(
-            smaller(planned) if small else planned,
+            part(smaller(planned) if small else planned, row or [], column or []),
             tuple(int(seed) for seed in _numbers("--seeds", seeds, int)),
             _numbers("--learning-rates", learning_rates, float),
             given,
             scale,
         )
         check_engine(engine, cpus)
-        check(planned)
+        check(planned, data=not estimate)
         for key in given:
             if rows := [name for name, own in planned.rows.items() if key in own]:
                 typer.echo(f"note: these rows keep their own {key}: {'; '.join(rows)}", err=True)

@@ -65,8 +65,9 @@ class Kind:
 
 
 def timed(config: RunConfig) -> Kind:
-    """Time one kind of run."""
+    """Time one kind of run; a round without the longer training before concepts are found."""
     own, _ = scenario_of(config.data, config.seed).sizes()
+    config = replace(config, local=config.local.for_samples(own))
     points: list[tuple[int, float, float]] = []
     samples = min(FEWEST, own)
     while True:
@@ -114,6 +115,7 @@ def _measured(config: RunConfig, samples: int) -> tuple[float, float]:
                 config, clients, lambda name: DiskStates(Path(folder) / name, durable=False)
             )
             broadcast = rounds.broadcast(1, len(names))
+            broadcast = replace(broadcast, phase=replace(broadcast.phase, passes=1))
             with thread_limit(rounds):
                 threads = torch.get_num_threads()
             with one_thread():
@@ -179,7 +181,8 @@ _PLAIN: dict[object, Kind] = {}
 def _timed_plain(config: RunConfig) -> Kind:
     """FedAvg with the same network and local work, timed once."""
     scenario = scenario_of(config.data, config.seed)
-    local = replace(config.local, learning_rate=0.1, prox_mu=0.0, decorr_beta=0.0)
+    local = config.local.for_samples(scenario.sizes()[0])
+    local = replace(local, learning_rate=0.1, prox_mu=0.0, decorr_beta=0.0)
     key = (config.model, local, scenario.input_shape, scenario.classes)
     if key not in _PLAIN:
         plain = load_config({"algorithm": "fedavg", "recipe": "paper"})

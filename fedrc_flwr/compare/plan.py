@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fedrc_flwr.config import all_keys, load_config, read_scenario
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.models import VISION
 from fedrc_flwr.settings import flattened
+from fedrc_flwr.words import similar
 
 FOLDER = Path(__file__).resolve().parent.parent / "comparisons"
 Settings = dict[str, Any]
@@ -154,8 +155,8 @@ def of_scenario(scenario: str, algorithms: Iterable[str]) -> Comparison:
     return Comparison(f"Comparison on {Path(scenario).stem}", rows, column)
 
 
-def check(comparison: Comparison) -> None:
-    """Refuse wrong keys and missing data before anything is started."""
+def check(comparison: Comparison, data: bool = True) -> None:
+    """Refuse wrong keys and, where ``data`` are needed, missing ones before anything is started."""
     from fedrc_flwr.data.scenario import scenario_of
 
     if not 0 < comparison.scale <= 1:
@@ -173,7 +174,7 @@ def check(comparison: Comparison) -> None:
     _refuse_overridden(comparison)
     for cell in comparison.cells():
         load_config(cell.settings)
-    for column in comparison.columns:
+    for column in comparison.columns if data else ():
         for cell in comparison.cells():
             if cell.column == column:
                 config = load_config(cell.settings)
@@ -197,6 +198,23 @@ def _refuse_overridden(comparison: Comparison) -> None:
     for name, reason in decided.items():
         if any(name in table for table in tables):
             raise ConfigError(f"{name}: {reason}")
+
+
+def part(comparison: Comparison, rows: Sequence[str], columns: Sequence[str]) -> Comparison:
+    """The same comparison with these rows and columns alone; empty: all."""
+    chosen = []
+    for kind, wanted, known in (
+        ("row", rows, comparison.rows),
+        ("column", columns, comparison.columns),
+    ):
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    f"--{kind} {name!r}: no such {kind}{similar(name, known)}; there are "
+                    + "; ".join(known)
+                )
+        chosen.append({name: own for name, own in known.items() if not wanted or name in wanted})
+    return replace(comparison, rows=chosen[0], columns=chosen[1])
 
 
 def with_changes(

@@ -9,6 +9,7 @@ from fedrc_flwr.compare.cost import Kind, Line
 from fedrc_flwr.compare.plan import Comparison
 from fedrc_flwr.config import load_config
 from fedrc_flwr.data.scenario import scenario_of
+from fedrc_flwr.sgd import LocalSettings
 
 TINY = {"scenario": "digits", "model.hidden": 4, "rounds": 10, "run.evaluate-every": 4}
 
@@ -50,6 +51,19 @@ def test_every_kind_can_be_timed_without_data(
 
     assert kind.training.at(100) > 0
     assert kind.evaluation.at(100) > 0
+
+
+def test_a_timed_client_trains_as_long_as_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Epochs and batch size follow from the 119 samples of a client, not from the few that are timed
+    seen: list[LocalSettings] = []
+    monkeypatch.setattr(
+        cost, "_measured", lambda config, samples: (seen.append(config.local), (1.0, 1.0))[1]
+    )
+    config = load_config({**TINY, "local.epochs": 0, "local.batch-size": 0})
+
+    cost.timed(config)
+
+    assert set(seen) == {config.local.for_samples(119)}
 
 
 def test_runs_of_a_kind_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:

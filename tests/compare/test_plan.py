@@ -12,6 +12,7 @@ from fedrc_flwr.compare.plan import (
     check,
     comparison_names,
     of_scenario,
+    part,
     read_comparison,
     scaled,
     with_changes,
@@ -116,6 +117,14 @@ def test_every_table_and_figure_with_results_has_a_comparison() -> None:
     assert numbers["table"] == set(range(1, 16))
     # 1, 5 and 10 are drawings; 8 and 9 are examples/toy_case.py.
     assert numbers["figure"] == {2, 3, 4, 6, 7, 11, 12, 13, 14, 15, 16}
+
+
+def test_a_part_of_a_comparison_has_the_rows_and_columns_that_were_asked_for() -> None:
+    found = part(SMALL, ["B (2)"], [])
+
+    assert (list(found.rows), list(found.columns)) == (["B (2)"], ["x", "y"])
+    with pytest.raises(ConfigError, match=r"--column 'z': no such column.*x; y"):
+        part(SMALL, [], ["z"])
 
 
 def test_the_papers_figures_are_shares() -> None:
