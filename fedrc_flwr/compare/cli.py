@@ -108,7 +108,7 @@ def compare(
         for named in (*planned.rows.values(), *planned.columns.values(), planned.settings):
             refuse_code(f"comparison {comparison}", flattened(named), given.values(), NAME_IT)
         planned = with_changes(
-            part(smaller(planned) if small else planned, row or [], column or []),
+            part(smaller(planned, flattened(given)) if small else planned, row or [], column or []),
             tuple(int(seed) for seed in _numbers("--seeds", seeds, int)),
             _numbers("--learning-rates", learning_rates, float),
             given,

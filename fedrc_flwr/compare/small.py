@@ -34,10 +34,11 @@ IMAGES = {
 }
 
 
-def small(comparison: Comparison) -> Comparison:
+def small(comparison: Comparison, given: Settings | None = None) -> Comparison:
     """The same rows on a small federation of FashionMNIST with a small network.
 
-    Columns that differ in what the small form decides itself become one.
+    Columns that differ in what the small form decides itself become one. What the user has
+    ``given`` is applied later, and told here.
     """
     settings = {**SMALL, **comparison.small}
     columns: dict[str, Settings] = {}
@@ -56,11 +57,12 @@ def small(comparison: Comparison) -> Comparison:
         called = name.replace(IMAGES[dataset], "FashionMNIST") if left else NAME
         columns[called] = left
         paper[called] = comparison.paper.get(name, {})
-    clients, samples = settings["data.clients"], settings["data.samples-per-client"]
+    true = {**settings, **(given or {})}
+    clients, samples = true["data.clients"], true["data.samples-per-client"]
     told = (
         f"A small form: {clients} clients of FashionMNIST with {samples} images each, a network of "
-        f"two hidden layers of {settings['model.hidden']} units, {settings['rounds']} rounds, a "
-        f"learning rate of {RATES[0]:g}, a weight decay of {settings['local.weight-decay']:g} and "
+        f"two hidden layers of {true['model.hidden']} units, {true['rounds']} rounds, a "
+        f"learning rate of {RATES[0]:g}, a weight decay of {true['local.weight-decay']:g} and "
         "server momentum, instead of the paper's data, network and rounds."
     )
     return replace(

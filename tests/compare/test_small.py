@@ -51,6 +51,12 @@ def test_the_command_line_changes_a_small_form() -> None:
     assert any("rounds = 3" in sentence for sentence in planned.differs)
 
 
+def test_a_small_form_tells_what_it_really_is() -> None:
+    [told, *_] = small(read_comparison("few-clusters"), {"data.samples-per-client": 77}).differs
+
+    assert "30 clients of FashionMNIST with 77 images each" in told
+
+
 def test_other_data_has_no_small_form() -> None:
     with pytest.raises(ConfigError, match=r"Airline.*--scale"):
         small(read_comparison("drift"))
