@@ -17,7 +17,7 @@ from PIL import Image
 from processes import FEDRC, MARK, marked, wait_until
 
 from fedrc_flwr.report.log import CONFIG, METRICS, read_events, read_json, write_json
-from fedrc_flwr.report.page import write_beside, write_page
+from fedrc_flwr.report.page import write_beside, write_comparison, write_page
 
 browser_module = pytest.importorskip("browser", reason="selenium is not installed")
 Browser = browser_module.Browser
@@ -446,3 +446,51 @@ def test_watching_a_real_run_and_losing_both_ends(tmp_path: Path) -> None:
             viewer.kill()
             viewer.wait()
         window.close()
+
+
+def comparison_contents() -> dict[str, Any]:
+    """A comparison of FedAvg and a method with two clusters."""
+    nothing = {"rows": [], "values": []}
+    table = {"rows": ["a", "b"], "values": [[3.0, 1.0], [0.0, 2.0]]}
+    usual = {
+        "cells": ["0.5"], "local": 0.5, "global": 0.4, "gap": 0.1, "rand": None, "seed": 0,
+        "curves": {"local": [[1, 0.3], [2, 0.5]], "global": [[1, 0.2], [2, 0.4]]},
+    }  # fmt: skip
+    alone = {"clusters": [{"id": 0}], "concepts": nothing, "styles": nothing, "classes": nothing}
+    two = {
+        "clusters": [{"id": 0}, {"id": 1}],
+        "concepts": table,
+        "styles": nothing,
+        "classes": table,
+    }
+    lines = [
+        {**usual, "row": "FedAvg", "gain": None, "paper": None, "population": alone},
+        {**usual, "row": SCRIPT, "gain": 0.0, "paper": {"local": 0.6, "global": None},
+         "population": two},
+    ]  # fmt: skip
+    return {
+        "title": SCRIPT, "stands": "", "outcomes": ["one sentence"], "facts": [["seeds", "0"]],
+        "differs": [SCRIPT], "ended": [], "meaning": "what it means",
+        "columns": [{"name": "digits", "heads": ["local"], "lines": lines}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_of_a_comparison_draws_what_there_is(browser: Any, tmp_path: Path, width: int) -> None:
+    browser.look(width)
+
+    browser.open(write_comparison(comparison_contents(), tmp_path / "page.html").as_uri())
+
+    shown = browser.run(
+        "return [...document.querySelectorAll('figure')].filter((f) => !f.hidden)"
+        ".map((f) => f.querySelector('b').textContent)"
+    )
+    # The paper has no global accuracy of this, and styles are not known
+    assert shown == ["Local accuracy", "Global accuracy", "Local accuracy and the paper's",
+                     "Gain over FedAvg", "Gap", "By class", "By concept"]  # fmt: skip
+    assert browser.text("#name") == SCRIPT
+    assert browser.run("return document.documentElement.scrollWidth") == width
+    assert browser.errors() == []
+    browser.find("#theme")[0].click()
+    assert browser.run("return document.documentElement.dataset.theme") == "dark"
+    browser.look()
