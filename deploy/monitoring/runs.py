@@ -40,6 +40,7 @@ class WatchedRun:
         self._directory = directory
         self._position, self._before = 0, b""  # where to go on, and what stood there
         self._seen = self._last_round = 0.0  # times of the last line and of the last round
+        self._counted = 0.0  # lines up to here were counted before the file was written anew
         self._latest: Event = {}
         self._evaluated: Event = {}
         self._began = 0.0
@@ -61,8 +62,8 @@ class WatchedRun:
                 self._latest = event
             elif kind == EVALUATED:
                 self._evaluated = event
-            if moment <= self._seen:
-                continue  # counted before the file was written anew
+            if moment <= self._counted:
+                continue
             self._seen = moment if moment < math.inf else self._seen
             if kind == "round":
                 self._count(event)
@@ -92,6 +93,7 @@ class WatchedRun:
             file.seek(self._position - len(self._before))
             if file.read(len(self._before)) != self._before:
                 self._position, self._before = 0, b""  # a resumed run has written it anew
+                self._counted = self._seen
                 file.seek(0)
             content = file.read(MOST_BYTES)
         whole = content[: content.rfind(b"\n") + 1]

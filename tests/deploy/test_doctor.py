@@ -38,6 +38,7 @@ from deploy.doctor import (
 from deploy.fields import Address
 from deploy.files import SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
+from deploy.monitoring.endpoint import serve_beside
 from fedrc_flwr.errors import RunError
 from fedrc_flwr.report.log import MetricsLog
 
@@ -126,6 +127,29 @@ def test_http_health_of_nobody() -> None:
 
     assert finding.level == ERROR
     assert f"{address}/health does not answer" in finding.text
+
+
+def test_an_endpoint_for_metrics_that_does_not_answer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know(monkeypatch, [])
+    make_certificates(tmp_path / "certificates")
+    shutil.copy(tmp_path / "certificates" / "ca.crt", tmp_path / "ca.crt")
+    port = free_port()
+    server = superlink_file(tmp_path, metrics=f"{HOST}:{port}")
+    node = node_file(tmp_path, metrics=f"{HOST}:{port}")
+
+    for findings in (examine_superlink(server), examine_node(node)):
+        told = [finding for finding in findings if "/metrics" in finding.text]
+        assert [finding.level for finding in told] == [ERROR]
+        assert told[0].text.startswith(f"{HOST}:{port}/metrics does not answer")
+    serving = serve_beside(Address(HOST, port), list)
+    try:
+        findings = list(examine_node(node))
+    finally:
+        serving.shutdown()
+        serving.server_close()
+    assert Finding(OK, f"{HOST}:{port}/metrics answers 200") in findings
 
 
 # --- nodes ---------------------------------------------------------------------------------------

@@ -199,6 +199,13 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path, grown: bool) -> None:
     assert values(to, "fedrc_round") == {("first",): 4.0}
 
 
+def test_lines_of_the_same_moment_all_count(tmp_path: Path) -> None:
+    run = WatchedRun(tmp_path / "first")
+    write(tmp_path / "first", line(1, time=1000.0), line(2, time=1000.0), line(3, time=999.9))
+
+    assert values(exported(run), "fedrc_rounds_total") == {("first",): 3.0}
+
+
 def test_a_large_federation_has_series_for_some_of_its_clients(tmp_path: Path) -> None:
     names = [f"client-{n}" for n in range(MOST_NAMED + 50)]
     write(tmp_path / "a", line(1, answered=[], replied=300, failed=dict.fromkeys(names, LATE)))

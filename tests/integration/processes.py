@@ -62,7 +62,7 @@ class Part:
 
     def __init__(self, folder: Path, name: str, arguments: list[str], mark: str) -> None:
         self.log_path = folder / f"{name}.log"
-        self._arguments = arguments
+        self.arguments = arguments
         # Several nodes share this machine's cores: one thread each.
         threads = {"OMP_NUM_THREADS": "1"}
         self._environment = {**os.environ, **threads, MARK: mark, "FEDRC_TEST_PART": name}
@@ -72,7 +72,7 @@ class Part:
     def start(self) -> None:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                self._arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                self.arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=self._environment, start_new_session=True,
             )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Federation:
     def __init__(self, folder: Path, **superlink: Any) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        self.port, self.control = free_port(), free_port()
+        self.port, self.control, self.metrics = free_port(), free_port(), free_port()
         self.file = folder / "superlink.yaml"
         self.outputs = folder / "outputs"
         self.nodes: dict[str, Part] = {}
@@ -111,7 +111,7 @@ class Federation:
             f"address: 127.0.0.1:{self.port}\nlisten: 127.0.0.1:{self.port}\n"
             f"control: 127.0.0.1:{self.control}\n"
             f"health: 127.0.0.1:{free_port()}\ncertificates: certificates\n"
-            "state: state\noutputs: outputs\n"
+            f"metrics: 127.0.0.1:{self.metrics}\nstate: state\noutputs: outputs\n"
         )
         self.superlink = self.part("superlink", "superlink", self.file)
         self.serverapp = self.part("serverapp", "serverapp", self.file)
