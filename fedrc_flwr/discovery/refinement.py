@@ -21,6 +21,9 @@ CONTRADICTED = 4.0
 #: Groups are two concepts if they contradict each other by this many nats, and by the logarithm of
 #: the ratio of their sizes: a client taken at random is that much likelier to be in the larger one.
 TWO_CONCEPTS = 2.0
+#: A group with no more than this share of the clients may be a handful that fit nowhere: each of
+#: them counts as alone unless the others support it by so many nats.
+HANDFUL, SUPPORTED = 0.03, 3.0
 LEAST_GAIN = 1e-6
 
 
@@ -66,16 +69,24 @@ def likelihoods_for_groups(
 def belonging(means: Means, groups: Labels, same: Floats, different: Floats) -> Floats:
     """The evidence that a client belongs to each group, (n, K).
 
-    For the only member of a group it is how little the other groups must support it.
+    For a client that is alone in its group it is how little the other groups must support it. The
+    same goes for a handful of clients that do not support one another: they often hold labels that
+    the others of the handful do not, which would otherwise speak for them more than labels that
+    fit badly in a large group.
     """
     members = groups[:, None] == np.arange(same.shape[1])
-    single = members & (members.sum(axis=0) == 1)
+    sizes = members.sum(axis=0)
+    few = sizes <= max(1.0, HANDFUL * np.count_nonzero(groups >= 0))
+    single = members & (sizes == 1)
     if same.shape[1] == 1:
         return np.where(single, alone_level(means)[:, None], same)
     others = np.where(members, -np.inf, same)
     nearest = others.argmax(axis=1)
-    outside = alone_level(means) + different[np.arange(len(groups)), nearest]
-    return np.where(single, outside[:, None], same)
+    outside = (alone_level(means) + different[np.arange(len(groups)), nearest])[:, None]
+    unsupported = few & (same < SUPPORTED)
+    alone = single | (members & unsupported)
+    joining = ~members & unsupported
+    return np.where(alone, outside, np.where(joining, np.minimum(same, outside), same))
 
 
 def alone_level(means: Means) -> Floats:

@@ -81,3 +81,29 @@ def test_being_alone_is_likelier_where_different_concepts_agree():
 
     # both labels contradict: log(0.8 * 0.05 + 0.2) = -1.4271 for each if it is another concept
     assert evidence[2, 1] == pytest.approx(-4.0 - 2 * 1.4271, abs=1e-4)
+
+
+def test_handful_that_does_not_support_its_members_counts_as_being_alone():
+    # 100 clients of two labels each: 98 in group 0, and a handful of 2 (at most 3 of 100).
+    means = Means(np.zeros((100, 2, 1)), np.ones((100, 2)))
+    groups = np.repeat([0, 1], (98, 2))
+    same = np.tile([1.0, 0.0], (100, 1))
+    same[98], same[99] = (-3.0, 2.9), (-3.0, 3.1)  # the handful supports only the last of them
+    different = np.tile([-0.5, 0.0], (100, 1))
+
+    evidence = refinement.belonging(means, groups, same, different)
+
+    # Being alone: -4 for two labels, and -0.5 for the nearest other group.
+    assert evidence[98].tolist() == [-3.0, -4.5]
+    assert evidence[99].tolist() == [-3.0, 3.1]
+    # Nobody joins the handful for want of a contradiction: alone is -4 and 0 with the handful.
+    assert evidence[0].tolist() == [1.0, -4.0]
+
+
+def test_groups_of_a_small_federation_are_no_handfuls():
+    means = Means(np.zeros((30, 2, 1)), np.ones((30, 2)))
+    same = np.tile([1.0, 0.0], (30, 1))
+
+    evidence = refinement.belonging(means, np.repeat([0, 1], (28, 2)), same, np.zeros((30, 2)))
+
+    np.testing.assert_array_equal(evidence, same)
