@@ -4,8 +4,8 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
 	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 # The address of a package index to take PyTorch from, such as that of its CPU build. Empty: pip's.
 TORCH_INDEX ?=
-# How many tests run at the same time.
-WORKERS ?= 2
+# How many tests run at the same time: one more than cores is best, because some of them wait.
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -18,6 +18,8 @@ from fedrc_flwr.data import images
 from fedrc_flwr.engine import outputs
 from fedrc_flwr.report.figures import draw_mixture_weights
 
+#: Modules whose tests mostly wait for processes that they start.
+WAITING = ("test_simulation.py", "test_example_notebook.py", "test_serving.py")
 torch.set_num_threads(1)
 # Importing a hundred test modules makes much that stays and hardly any garbage.
 gc.disable()
@@ -57,6 +59,11 @@ def data_dir(all_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, whatever datasets this machine has installed."""
     monkeypatch.setattr(images, "DEBIAN", all_data / "not-installed")
     return all_data
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What mostly waits for other processes comes first, so that no worker is left with it last."""
+    items.sort(key=lambda item: item.path.name not in WAITING)
 
 
 def pytest_collection_finish() -> None:
