@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedrc_flwr.compare.plan import Cell, Comparison
 from fedrc_flwr.compare.runner import RUNS, Behind, finished, was_ended
-from fedrc_flwr.report.log import METRICS, SUMMARY, Event, read_events, read_json
+from fedrc_flwr.report.log import EVALUATED, METRICS, SUMMARY, Event, read_events, read_json
 
 #: Nothing is ended before this share of the rounds, nor before this many evaluations in a row.
 PATIENCE, EVALUATIONS = 0.25, 2
@@ -45,7 +45,7 @@ class Watch:
     def follow(self, event: Event) -> None:
         """Raises ``Behind``."""
         trained = event.get("fit_accuracy")
-        if event.get("event") != "round" or not isinstance(trained, (int, float)):
+        if event.get("event") != EVALUATED or not isinstance(trained, (int, float)):
             return
         number = int(event["round"])
         best = max((rival.get(number, -math.inf) for rival in self._rivals), default=-math.inf)

@@ -92,7 +92,7 @@ def read_json(path: Path) -> Event:
     """The content of a JSON file; empty if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return {}
     return content if isinstance(content, dict) else {}
 

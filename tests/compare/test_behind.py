@@ -19,7 +19,7 @@ def follow(watch: Watch, course: dict[int, float]) -> int | None:
     """The round in which a run with this course is ended."""
     for number, trained in course.items():
         try:
-            watch.follow({"event": "round", "round": number, "fit_accuracy": trained})
+            watch.follow({"event": "evaluation", "round": number, "fit_accuracy": trained})
         except Behind:
             return number
     return None

@@ -63,7 +63,9 @@ def test_a_run_completes_says_so_and_leaves_no_process_behind(tmp_path: Path) ->
     lines = done.stdout.splitlines()
     assert lines[0].startswith("fedrc on digits: 6 clients and 3 observers")
     assert lines[2].startswith("round 1/2  3 clusters [")
-    assert "global" in lines[3]
+    assert lines[3].startswith("round 2/2")
+    assert "accuracy after round 2:" in lines[4]
+    assert "global" in lines[4]
     assert str(output) in lines[-1]
     summary = json.loads((output / "summary.json").read_text())
     assert summary["status"] == "completed"
