@@ -55,7 +55,7 @@ class ServerSettings:
     )
 
     max_opposition: float = key(
-        0.35,
+        0.3,
         "Updates of a client are not used once they point against those of the others by more than "
         "this, from 0 (as its labels let expect) to 1 (the opposite), on the average of several "
         "rounds. 0: they may point anywhere.",

@@ -137,7 +137,7 @@ class ClientRecord:
     clean : how many replies it has sent since the last of them
     silent : how many times in a row it did not answer
     rests : the last round in which it is not asked, because it kept silent before
-    opposed : how far its updates point against those of the others, from 0 to 1; see ``direction``
+    opposed : how far its updates point against those of the others, from 0 to 1
     compared : how many rounds that is found from
     """
 

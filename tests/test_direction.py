@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from settings_of import configured
 
-from fedrc_flwr import direction
+from fedrc_flwr.algorithms import direction
+from fedrc_flwr.algorithms.direction import Directions
 from fedrc_flwr.algorithms.messages import Reply
 from fedrc_flwr.combining import BODY
-from fedrc_flwr.direction import Directions
 from fedrc_flwr.engine.attacker import Attacker
 from fedrc_flwr.engine.conduct import forgiven
 from fedrc_flwr.engine.in_process import in_memory
@@ -45,7 +46,7 @@ def reply_of(deltas: dict[int, np.ndarray], share: np.ndarray, noise: float = 0.
 
 
 def noted(sent: np.ndarray, labels: np.ndarray, seed: int = 0, **extra: Any) -> Directions:
-    directions, state = Directions(seed, 0.35), of_clients(len(sent))
+    directions, state = Directions(seed, 0.3), of_clients(len(sent))
     for i, (update, share) in enumerate(zip(sent, labels, strict=True)):
         reply = reply_of({0: update}, share, extra.get("noise", 0.0))
         assert directions.take(f"client-{i:02d}", reply, state) is None
@@ -80,25 +81,47 @@ def test_score_is_that_of_a_computation_pair_by_pair() -> None:
     assert found.min() > 0
 
 
-def test_worst_is_left_out_before_the_others_are_scored() -> None:
+def test_those_turned_round_do_not_speak_for_each_other() -> None:
     labels = shares(12, 3)
     sent = updates(labels, 4)
-    sent[[2, 7]] *= -1
+    sent[[2, 7, 9]] *= -1
     unit = sent / np.linalg.norm(sent, axis=1, keepdims=True)
     cosines, similar = unit @ unit.T, direction.similarities(list(labels))
+    everybody = np.ones(12, dtype=bool)
 
-    found = direction.score(cosines, similar, np.ones(12, dtype=bool))
+    found = direction.score(cosines, similar, everybody)
 
-    honest = [i for i in range(12) if i not in (2, 7)]
-    everybody = plain_score(cosines, similar, list(range(12)))
-    assert max(found[[2, 7]]) < -0.4
-    assert min(found[honest]) > 0 > min(everybody[i] for i in (2, 7))
-    assert np.mean(found[honest]) > np.mean([everybody[i] for i in honest])
+    turned = direction.signs(cosines, similar, everybody)
+    honest = [i for i in range(12) if i not in (2, 7, 9)]
+    assert np.flatnonzero(turned < 0).tolist() == [2, 7, 9]
+    with_all = plain_score(cosines, similar, list(range(12)))
+    assert max(found[[2, 7, 9]]) < -0.4
+    assert min(found[honest]) > 0
+    assert np.mean(found[honest]) > np.mean([with_all[i] for i in honest])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signs_are_those_of_the_best_of_all_combinations(seed: int) -> None:
+    labels = shares(7, 20 + seed)
+    sent = updates(labels, 30 + seed)
+    sent[[1, 4]] *= -1
+    unit = sent / np.linalg.norm(sent, axis=1, keepdims=True)
+    cosines, similar = unit @ unit.T, direction.similarities(list(labels))
+    everybody = np.ones(7, dtype=bool)
+
+    def misfit(turned: np.ndarray) -> float:
+        return direction._expected(cosines, similar, turned, everybody)[1]
+
+    found = direction.signs(cosines, similar, everybody)
+
+    best = min(misfit(np.array((1.0, *rest))) for rest in product((1.0, -1.0), repeat=6))
+    assert misfit(found) == pytest.approx(best)
+    assert np.flatnonzero(found < 0).tolist() == [1, 4]
 
 
 def test_sketches_have_the_cosines_of_the_updates() -> None:
     sent = updates(shares(8, 5), 6)
-    sketches = np.stack([Directions(9, 0.35)._sketch(update, 0) for update in sent])
+    sketches = np.stack([Directions(9, 0.3)._sketch(update, 0) for update in sent])
 
     def cosines(vectors: np.ndarray) -> np.ndarray:
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -107,7 +130,7 @@ def test_sketches_have_the_cosines_of_the_updates() -> None:
     error = cosines(sketches) - cosines(sent.astype(np.float64))
     assert np.abs(error).max() < 5 / np.sqrt(direction.WIDTH)
     short = sent[:, : direction.WIDTH]
-    exact = np.stack([Directions(9, 0.35)._sketch(update, 0) for update in short])
+    exact = np.stack([Directions(9, 0.3)._sketch(update, 0) for update in short])
     np.testing.assert_allclose(cosines(exact), cosines(short.astype(np.float64)), atol=1e-6)
 
 
@@ -115,17 +138,17 @@ def test_sketch_of_a_long_update_uses_all_of_it() -> None:
     long = np.zeros(direction.PIECE + 3, dtype=np.float32)
     long[-1] = 2.0
 
-    assert np.linalg.norm(Directions(1, 0.35)._sketch(long, 0)) == pytest.approx(2.0)
+    assert np.linalg.norm(Directions(1, 0.3)._sketch(long, 0)) == pytest.approx(2.0)
 
 
 def test_other_seeds_draw_other_signs() -> None:
     update = updates(shares(2, 0), 1)[0]
 
     assert not np.allclose(
-        Directions(1, 0.35)._sketch(update, 0), Directions(2, 0.35)._sketch(update, 0)
+        Directions(1, 0.3)._sketch(update, 0), Directions(2, 0.3)._sketch(update, 0)
     )
     assert not np.allclose(
-        Directions(1, 0.35)._sketch(update, 0), Directions(1, 0.35)._sketch(update, 1)
+        Directions(1, 0.3)._sketch(update, 0), Directions(1, 0.3)._sketch(update, 1)
     )
 
 
@@ -140,7 +163,7 @@ def test_updates_turned_round_are_found_and_no_others(common: float) -> None:
     records, opposed = noted(sent, labels).judged(records)
 
     assert set(opposed) == {f"client-{i:02d}" for i in attackers}
-    assert "server.max-opposition = 0.35" in opposed["client-03"]
+    assert "server.max-opposition = 0.3" in opposed["client-03"]
     assert all(0 <= record.opposed <= 1 for record in records.values())
 
 
@@ -170,7 +193,7 @@ def test_few_members_noise_and_nothing_sent_decide_nothing() -> None:
     assert noted(sent[:4], labels[:4]).scores([]) == {}
     assert noted(0 * sent, labels).scores([]) == {}
     assert noted(sent, labels, noise=1.0).scores([]) != {}
-    silent = Directions(0, 0.35, compares=False)
+    silent = Directions(0, 0.3, compares=False)
     silent.take("client-00", reply_of({0: sent[0]}, labels[0]), of_clients(1))
     assert silent.scores([]) == {}
 
@@ -179,7 +202,7 @@ def test_shared_body_counts_and_huge_updates_do_not_warn() -> None:
     labels = shares(10, 13)
     bodies, heads = updates(labels, 14), updates(labels, 15)[:, :500]
     bodies[3] *= -1
-    directions, state = Directions(0, 0.35), of_clients(10)
+    directions, state = Directions(0, 0.3), of_clients(10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for i in range(10):
@@ -196,7 +219,7 @@ def test_client_that_is_opposed_already_sends_in_vain() -> None:
     sent, labels, state = updates(shares(6, 1), 2), shares(6, 1), of_clients(6)
     record = replace(state.clients["client-02"], opposed=0.5)
     state = replace(state, clients={**state.clients, "client-02": record})
-    directions = Directions(0, 0.35)
+    directions = Directions(0, 0.3)
 
     said = [
         directions.take(f"client-{i:02d}", reply_of({0: sent[i]}, labels[i]), state)

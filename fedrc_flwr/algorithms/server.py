@@ -10,9 +10,9 @@ import numpy as np
 from fedrc_flwr import adaptive, privacy
 from fedrc_flwr.adaptive import AdaptiveSettings
 from fedrc_flwr.aggregation import BODY, ServerSettings, apply_updates
+from fedrc_flwr.algorithms.direction import Directions
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply, RoundReport, RoundResult
 from fedrc_flwr.algorithms.settings import AlgorithmSettings
-from fedrc_flwr.direction import Directions
 from fedrc_flwr.layout import Vector, count_parameters, to_vector
 from fedrc_flwr.models import SplitModel
 from fedrc_flwr.privacy import PrivacySettings

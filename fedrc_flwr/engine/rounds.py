@@ -12,10 +12,10 @@ import numpy as np
 
 from fedrc_flwr import bounds
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
+from fedrc_flwr.algorithms.direction import Directions
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.algorithms.server import with_usual_norms
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
-from fedrc_flwr.direction import Directions
 from fedrc_flwr.engine import conduct, round_metrics
 from fedrc_flwr.engine.carrier import Carrier, Enrolment
 from fedrc_flwr.engine.letters import Evaluations, Letter, updates

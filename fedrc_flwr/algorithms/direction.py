@@ -7,10 +7,11 @@ labels want. But how two honest updates point to each other follows from their l
     cosine(i, j) = a + b * similarity(i, j)
 
 where the similarity is the cosine between the two clients' label shares, each less the mean share.
-a and b are fitted in every round among the members of a cluster. A client's score is by how much
-of what its labels let expect its cosines rise, from 1 to -1 for the opposite. Whoever scores worst
-is left out and the others are scored again, so that attackers do not speak for each other. A client
-is opposed if the average of its scores over rounds is far below zero.
+a and b are fitted in every round among the members of a cluster, together with a sign for each
+client that says whether its update is turned round: then its cosines are the opposite. Most clients
+are taken to be honest. A client's score is how much of what its labels let expect is in its cosines
+with these, from 1 to -1 for the opposite. A client is opposed if the average of its scores over
+rounds is far below zero.
 
 Clients with different concepts oppose each other once a model has learnt something. So scores are
 taken in the first round, where all start from random values, and later where the members of a
@@ -40,8 +41,10 @@ from fedrc_flwr.state import ClientRecord, ServerState
 WIDTH = 2048
 #: Fewer members than this are not compared.
 FEWEST = 5
-#: A member that scores less than this is left out before the others are scored again.
-LEFT_OUT = -0.2
+#: Most passes of the search for the signs, and the least gain by one that counts.
+PASSES, LEAST_GAIN = 20, 1e-12
+#: Random starts of that search.
+STARTS = 20
 #: How much of what is expected a score must explain beyond chance: so many times the variance of
 #: what the labels leave unexplained.
 UNEXPLAINED = 4.0
@@ -182,36 +185,77 @@ def score(cosines: Floats, similar: Floats, trusted: NDArray[np.bool_]) -> Float
     ----------
     cosines : (n, n), between the clients' updates
     similar : (n, n), see ``similarities``
-    trusted : (n,), the clients that the others are compared with; while the worst of them is
-        below ``LEFT_OUT``, it is left out, but never half of them
+    trusted : (n,), the clients that the others are compared with, unless they turn out to be
+        turned round themselves
     """
-    fewest = max(FEWEST - 1, len(trusted) / 2)
-    trusted, chance = trusted.copy(), None
-    others = ~np.eye(len(trusted), dtype=bool)
-    while True:
-        expected, variance = _expected(cosines, similar, trusted)
-        # Of all clients: those who are left out may well have a concept of their own.
-        chance = UNEXPLAINED * variance if chance is None else chance
-        wanted = np.where(trusted[None, :] & others, expected, 0.0)
-        size = np.square(wanted).sum(axis=1) + chance
-        scores = (wanted * cosines).sum(axis=1) / np.where(size > 0, size, 1.0)
-        worst = int(np.where(trusted, scores, np.inf).argmin())
-        if scores[worst] >= LEFT_OUT or trusted.sum() - 1 < fewest:
-            return np.asarray(np.clip(scores, -1.0, 1.0), dtype=np.float64)
-        trusted[worst] = False
+    everybody = np.ones(len(trusted))
+    # Of all clients: those with another sign may well have a concept of their own.
+    chance = UNEXPLAINED * _expected(cosines, similar, everybody, trusted)[1]
+    right = trusted & (signs(cosines, similar, trusted) > 0)
+    expected = _expected(cosines, similar, everybody, right)[0]
+    wanted = np.where(right[None, :] & ~np.eye(len(right), dtype=bool), expected, 0.0)
+    size = np.square(wanted).sum(axis=1) + chance
+    found = (wanted * cosines).sum(axis=1) / np.where(size > 0, size, 1.0)
+    return np.asarray(np.clip(found, -1.0, 1.0), dtype=np.float64)
 
 
-def _expected(cosines: Floats, similar: Floats, trusted: NDArray[np.bool_]) -> tuple[Floats, float]:
+def signs(cosines: Floats, similar: Floats, trusted: NDArray[np.bool_]) -> Floats:
+    """1 for each client whose update is right, -1 for one that is turned round, (n,).
+
+    They are those with which ``sign(i) * sign(j) * cosine(i, j)`` is closest to what is expected,
+    as far as a search from several starts finds them: all right, as the principal axis of the
+    agreement says, and drawn. Most of the trusted clients are right.
+    """
+    everybody = np.ones(len(trusted))
+    agreement = _agreement(cosines, similar, everybody, trusted)
+    axis = np.linalg.eigh(agreement)[1][:, -1]
+    drawn = np.random.default_rng(0).choice((-1.0, 1.0), (STARTS, len(trusted)))
+    starts = (everybody, np.where(axis < 0, -1.0, 1.0), *drawn)
+    found = [_search(cosines, similar, start, trusted) for start in starts]
+    best = min(found, key=lambda each: _expected(cosines, similar, each, trusted)[1])
+    return best if best[trusted].sum() >= 0 else -best
+
+
+def _search(cosines: Floats, similar: Floats, start: Floats, trusted: NDArray[np.bool_]) -> Floats:
+    """Turn one client at a time round, as long as that brings the cosines closer."""
+    found = start.copy()
+    for _ in range(PASSES):
+        before, agreement = found.copy(), _agreement(cosines, similar, found, trusted)
+        support = agreement @ found
+        for _ in range(2 * len(found)):
+            worst = int((found * support).argmin())
+            if found[worst] * support[worst] >= -LEAST_GAIN:
+                break
+            found[worst] *= -1.0
+            support += 2.0 * found[worst] * agreement[:, worst]
+        if (found == before).all():
+            break
+    return found
+
+
+def _agreement(
+    cosines: Floats, similar: Floats, turned: Floats, trusted: NDArray[np.bool_]
+) -> Floats:
+    """How much the cosines of the trusted clients are those expected, pair by pair, (n, n)."""
+    pairs = np.outer(trusted, trusted) & ~np.eye(len(trusted), dtype=bool)
+    expected = _expected(cosines, similar, turned, trusted)[0]
+    return np.where(pairs, cosines * expected, 0.0)
+
+
+def _expected(
+    cosines: Floats, similar: Floats, turned: Floats, trusted: NDArray[np.bool_]
+) -> tuple[Floats, float]:
     """The cosines that the similarities let expect, (n, n), and the variance around them.
 
-    They are fitted to the trusted clients. Neither coefficient is negative: updates that oppose
-    each other by nature say nothing.
+    They are fitted to the trusted clients, with the signs in ``turned``. Neither coefficient is
+    negative: updates that oppose each other by nature say nothing.
     """
     pairs = np.triu(np.outer(trusted, trusted), 1)
-    terms = np.column_stack([np.ones(pairs.sum()), similar[pairs]])
-    start, slope = np.maximum(np.linalg.lstsq(terms, cosines[pairs], rcond=None)[0], 0.0)
+    seen = (np.outer(turned, turned) * cosines)[pairs]
+    terms = np.column_stack([np.ones(len(seen)), similar[pairs]])
+    start, slope = np.maximum(np.linalg.lstsq(terms, seen, rcond=None)[0], 0.0)
     expected = start + slope * similar
-    return expected, float(np.square(cosines[pairs] - expected[pairs]).mean())
+    return expected, float(np.square(seen - expected[pairs]).mean())
 
 
 def _cosines(vectors: Floats) -> Floats:
