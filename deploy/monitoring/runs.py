@@ -121,8 +121,9 @@ class WatchedRun:
         answered, struck = names(event.get("answered")), table(event.get("strikes"))
         for client in answered:
             self._replies[self._named(client), GOOD] += 1
-        if not answered:  # a large federation does not name them
-            self._replies[OTHERS, GOOD] += max(0, round(number(event.get("replied"))))
+        unnamed = 0 if answered else max(0, round(number(event.get("replied"))))
+        if unnamed:  # a large federation does not name them
+            self._replies[OTHERS, GOOD] += unnamed
         for client, reason in table(event.get("failed")).items():
             late = IS_LATE if reason == LATE else FAILED
             self._replies[self._named(client), REFUSED if client in struck else late] += 1
