@@ -34,7 +34,7 @@ What was assumed:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -177,34 +177,42 @@ def nearest(sent: Floats, per_label: bool, groups: Labels) -> Floats:
 
 
 @contextmanager
-def in_place_of_discovery(per_label: bool) -> Iterator[None]:
-    """Runs in this block describe and group clients as FLUX does; training is the same.
+def described() -> Iterator[Callable[[Floats], Floats]]:
+    """Clients in this block take their fingerprints as ever, and keep their moments beside them.
 
-    Clients still send their fingerprints, by which their descriptors are looked up.
+    What it gives looks up the moments of some clients, (n, C, 2 + 3 L), by their fingerprints.
     """
-    taken, found, placed, covered = (
-        fingerprint.take, grouping.find, grouping.place, places.COVERED,
-    )  # fmt: skip
+    taken = fingerprint.take
     known: dict[bytes, Floats] = {}
 
     def take(features: Floats, labels: Labels, classes: int) -> tuple[Floats, Floats]:
-        fingerprint_, scatter = taken(features, labels, classes)
-        known[fingerprint_.tobytes()] = moments(features, labels, classes)
-        return fingerprint_, scatter
+        result = taken(features, labels, classes)
+        known[result[0].tobytes()] = moments(features, labels, classes)
+        return result
 
-    def sent(fingerprints: Floats) -> Floats:
-        return np.stack([known[one.tobytes()] for one in fingerprints])
-
-    def find(fingerprints: Floats, scatter: Floats) -> Grouping:
-        return grouped(sent(fingerprints), per_label)
-
-    def place(fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float) -> Floats:
-        return nearest(sent(fingerprints), per_label, groups)
-
-    fingerprint.take, grouping.find, grouping.place = take, find, place
-    places.COVERED = 0.0
+    fingerprint.take = take
     try:
-        yield
+        yield lambda fingerprints: np.stack([known[one.tobytes()] for one in fingerprints])
     finally:
-        fingerprint.take, grouping.find, grouping.place = taken, found, placed
-        places.COVERED = covered
+        fingerprint.take = taken
+
+
+@contextmanager
+def in_place_of_discovery(per_label: bool) -> Iterator[None]:
+    """Runs in this block group clients as FLUX does; training is the same."""
+    found, placed, covered = grouping.find, grouping.place, places.COVERED
+    with described() as sent:
+
+        def find(fingerprints: Floats, scatter: Floats) -> Grouping:
+            return grouped(sent(fingerprints), per_label)
+
+        def place(
+            fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float
+        ) -> Floats:
+            return nearest(sent(fingerprints), per_label, groups)
+
+        grouping.find, grouping.place, places.COVERED = find, place, 0.0
+        try:
+            yield
+        finally:
+            grouping.find, grouping.place, places.COVERED = found, placed, covered
