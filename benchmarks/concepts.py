@@ -50,6 +50,10 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "three-hundred": {
         "scenario": "fashion-mnist", "data.samples-per-client": 200, "rounds": 16, **MLP,
     },
+    "concept-shift": {
+        **SHARES, "data.concept-shares": "0.34,0.33,0.33", "data.corrupted-shares": "0,0,0",
+        "data.alpha": "inf",
+    },
     "label-shift": {**ONE, "data.corrupted-shares": "0"},
     "feature-shift": {**ONE, "data.corrupted-shares": "1", "data.alpha": "inf"},
     "label-and-feature-shift": {**ONE, "data.corrupted-shares": "1"},
