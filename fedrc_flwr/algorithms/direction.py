@@ -251,9 +251,12 @@ def _expected(
     negative: updates that oppose each other by nature say nothing.
     """
     pairs = np.triu(np.outer(trusted, trusted), 1)
-    seen = (np.outer(turned, turned) * cosines)[pairs]
-    terms = np.column_stack([np.ones(len(seen)), similar[pairs]])
-    start, slope = np.maximum(np.linalg.lstsq(terms, seen, rcond=None)[0], 0.0)
+    seen, alike = (np.outer(turned, turned) * cosines)[pairs], similar[pairs]
+    apart = alike - alike.mean()
+    spread = float(apart @ apart)
+    slope = float(apart @ seen) / spread if spread > 0 else 0.0
+    start = max(float(seen.mean()) - slope * float(alike.mean()), 0.0)
+    slope = max(slope, 0.0)
     expected = start + slope * similar
     return expected, float(np.square(seen - expected[pairs]).mean())
 
