@@ -43,8 +43,8 @@ WIDTH = 2048
 FEWEST = 5
 #: Most passes of the search for the signs, and the least gain by one that counts.
 PASSES, LEAST_GAIN = 20, 1e-12
-#: Random starts of that search.
-STARTS = 20
+#: Signs are believed if they leave at most this share of the variance without them.
+EXPLAINED = 0.8
 #: How much of what is expected a score must explain beyond chance: so many times the variance of
 #: what the labels leave unexplained.
 UNEXPLAINED = 4.0
@@ -203,16 +203,19 @@ def signs(cosines: Floats, similar: Floats, trusted: NDArray[np.bool_]) -> Float
     """1 for each client whose update is right, -1 for one that is turned round, (n,).
 
     They are those with which ``sign(i) * sign(j) * cosine(i, j)`` is closest to what is expected,
-    as far as a search from several starts finds them: all right, as the principal axis of the
-    agreement says, and drawn. Most of the trusted clients are right.
+    as far as a search finds them that starts from all right and from the principal axis of the
+    agreement. Most of the trusted clients are right, and all of them unless that explains much.
     """
     everybody = np.ones(len(trusted))
-    agreement = _agreement(cosines, similar, everybody, trusted)
-    axis = np.linalg.eigh(agreement)[1][:, -1]
-    drawn = np.random.default_rng(0).choice((-1.0, 1.0), (STARTS, len(trusted)))
-    starts = (everybody, np.where(axis < 0, -1.0, 1.0), *drawn)
-    found = [_search(cosines, similar, start, trusted) for start in starts]
-    best = min(found, key=lambda each: _expected(cosines, similar, each, trusted)[1])
+    axis = np.linalg.eigh(_agreement(cosines, similar, everybody, trusted))[1][:, -1]
+
+    def misfit(turned: Floats) -> float:
+        return _expected(cosines, similar, turned, trusted)[1]
+
+    starts = (everybody, np.where(axis < 0, -1.0, 1.0))
+    best = min((_search(cosines, similar, start, trusted) for start in starts), key=misfit)
+    if misfit(best) > EXPLAINED * misfit(everybody):
+        return everybody
     return best if best[trusted].sum() >= 0 else -best
 
 
