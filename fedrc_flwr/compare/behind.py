@@ -43,7 +43,7 @@ class Watch:
         self._behind = 0
 
     def follow(self, event: Event) -> None:
-        """Raises ``Behind``."""
+        """Raises ``Behind``. An evaluation has an event of its own."""
         trained = event.get("fit_accuracy")
         if event.get("event") != EVALUATED or not isinstance(trained, (int, float)):
             return

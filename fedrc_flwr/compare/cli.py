@@ -124,11 +124,12 @@ def compare(
         ):
             typer.echo(f"note: {WEIGHTS} does not concern: {'; '.join(names)}", err=True)
         directory = output or Path("outputs") / f"compare-{Path(comparison or scenario or '').stem}"
+        if not estimate:
+            open_directory(directory, planned)
         for text in told(directory, planned):
             typer.echo(text)
         if estimate:
             return
-        open_directory(directory, planned)
         code = _run(planned, directory, engine, cpus, stop_behind)
     except FedRCError as error:
         typer.echo(f"fedrc: {error}", err=True)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
 from fedrc_flwr.compare.results import Figures
+from fedrc_flwr.compare.runner import BEHIND
 from fedrc_flwr.report.bar import Bar
 from fedrc_flwr.report.log import Event
 from fedrc_flwr.words import counted
@@ -48,7 +49,8 @@ class Progress(Bar):
         place = self._place(number)
         if found is None:
             lines = reason.strip().splitlines() or ["no evaluated round"]
-            self.say(f"{place} {name}: failed: {lines[0]}")
+            told = lines[0] if lines[0].startswith(BEHIND) else f"failed: {lines[0]}"
+            self.say(f"{place} {name}: {told}")
             return
         self.say(
             f"{place} {name}: local {found.local:.3f}  global {found.world:.3f}  "

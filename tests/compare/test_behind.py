@@ -54,7 +54,7 @@ def test_a_round_that_was_not_evaluated_says_nothing() -> None:
     watch = Watch([RIVAL], rounds=40, margin=0.1)
 
     watch.follow({"event": "round", "round": 20})
-    watch.follow({"event": "end"})
+    watch.follow({"event": "end", "fit_accuracy": 0.0})
 
 
 def test_the_table_tells_what_was_ended_and_it_is_not_run_again(
@@ -78,6 +78,8 @@ def test_the_table_tells_what_was_ended_and_it_is_not_run_again(
 
     # Assert
     assert first.exit_code == 0, first.output
+    assert "learning rate 1e-05: behind: round" in first.output
+    assert "failed" not in first.output
     summary = read_json(tmp_path / "out/runs/digits/fedavg/seed0-rate1e-05" / SUMMARY)
     assert (summary["status"], summary["reason"][:6]) == ("behind", "round ")
     table = (tmp_path / "out/table.md").read_text("utf-8")

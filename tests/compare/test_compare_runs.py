@@ -271,6 +271,14 @@ def test_another_comparison_in_the_same_directory_is_refused(
     assert len(engine.started) == count
 
 
+def test_an_estimate_leaves_nothing(tmp_path: Path, engine: Engine) -> None:
+    told = compare(tmp_path / "a", "--estimate")
+
+    assert told.exit_code == 0
+    assert "4 runs of 2 kinds: about" in told.output
+    assert (engine.started, (tmp_path / "a").exists()) == ([], False)
+
+
 def test_a_directory_with_other_things_in_it_is_refused(tmp_path: Path, engine: Engine) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
