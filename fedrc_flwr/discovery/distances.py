@@ -33,6 +33,8 @@ LEAST_SCALE, LEAST_SCALE_DIFFERENT = 0.1, 0.2
 UNUSUAL = 4.0
 MOST_PAIRS = 50_000
 STEPS = 50
+#: Log likelihoods that differ by less than this share of theirs are equal.
+ROUNDING = 1e-9
 HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 STUDENT = math.lgamma((TAIL + 1) / 2) - math.lgamma(TAIL / 2) - 0.5 * math.log(TAIL * math.pi)
 
@@ -102,7 +104,8 @@ def fit(means: Means) -> Distances | None:
         q = means.points.shape[2]
         relative = same - 0.5 * np.log(q * (spread + noise))
         centre, width, share, likelihood = _mixture(relative, as_different)
-        if likelihood > best_likelihood:
+        # If all means have the same noise, every spread is as likely: rounding must not choose.
+        if best is None or likelihood > best_likelihood + ROUNDING * abs(best_likelihood):
             best_likelihood = likelihood
             best = Distances(q, spread, centre, width, mean, scale, share)
     return best

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrc_flwr.discovery import evidence
-from fedrc_flwr.discovery.distances import Distances, fit
+from fedrc_flwr.discovery.distances import SPREADS, Distances, fit
 from fedrc_flwr.discovery.search import search
 from fedrc_flwr.discovery.space import Means
 
@@ -203,6 +203,18 @@ def test_fit_finds_what_was_drawn():
     assert found.share == pytest.approx(0.5, abs=0.05)
     usual = math.exp(found.same_mean) * math.sqrt(found.directions * found.spread)
     assert usual == pytest.approx(math.sqrt(4 * 0.18), rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_does_not_choose_the_spread_where_all_means_have_the_same_noise(seed):
+    # Every spread is as likely then: it only moves the centre of the distribution.
+    random = np.random.default_rng(seed)
+    points = 5.0 * random.normal(size=(1, 4, 3)) + random.normal(size=(8, 4, 3))
+
+    found = {fit(Means(points[order], np.ones((8, 4)))).spread
+             for order in (random.permutation(8) for _ in range(6))}  # fmt: skip
+
+    assert found == {min(SPREADS)}
 
 
 def test_nothing_to_fit_without_two_labels_in_a_client_or_a_shared_one():
