@@ -115,8 +115,13 @@ def place(fingerprints: Floats, scatter: Floats, groups: Labels, agreement: floa
         count = int(groups.max(initial=0)) + 1
         return np.full((len(groups), count), 1.0 / count)
     means, distances = fitted
-    groups = np.where(members, groups, -1)
-    return _weights(means, groups, distances, agreement)[0]
+    # A group that nobody is left in is no group to compare with.
+    present, columns = np.unique(groups[members], return_inverse=True)
+    occupied = np.full(len(groups), -1)
+    occupied[members] = columns
+    weights = np.zeros((len(groups), int(groups.max()) + 1))
+    weights[:, present] = _weights(means, occupied, distances, agreement)[0]
+    return weights
 
 
 def _checked(fingerprints: Floats, scatter: Floats) -> Floats:
@@ -130,13 +135,18 @@ def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means
     """All clients' means and the distributions fitted to some of them, or why there are none."""
     if reference.sum() < 2:
         return "no two clients share a label, so that they cannot be compared"
-    if degrees_of_freedom(counts_of(fingerprints)) <= 0 or not np.trace(scatter) > 0:
+    counts = counts_of(fingerprints)
+    if degrees_of_freedom(counts) <= 0 or not np.trace(scatter) > 0:
+        if (fingerprints[..., 0] < 0).any() or np.trace(scatter) < 0:  # only noise makes them so
+            return "the noise on the fingerprints hides how much samples of a label differ"
         return "the samples of a label do not differ, so that there is no measure of distance"
     means = compare_in_space(fingerprints, scatter, reference)
     distances = fit(means.of(reference))
-    if distances is None:
-        return "no client holds two labels, so that it is unknown how far apart labels are"
-    return means, distances
+    if distances is not None:
+        return means, distances
+    if (np.count_nonzero(counts[reference], axis=1) > 1).any():
+        return "what is far apart for one client is close for another, so that they cannot be compared"
+    return "no client holds two labels, so that it is unknown how far apart labels are"
 
 
 def _weights(
@@ -150,8 +160,6 @@ def _weights(
 
     same, different = likelihoods_for_groups(means, groups, distances, agreement)
     evidence = belonging(means, groups, same, different)
-    sizes = np.bincount(groups[groups >= 0], minlength=evidence.shape[1])
-    evidence = np.where(sizes > 0, evidence, -np.inf)
     best, rows = evidence.argmax(axis=1), np.arange(len(groups))
     contradicted = (evidence - different)[rows, best] < alone_level(means)
     nowhere = (groups < 0) & contradicted
@@ -212,13 +220,13 @@ def _judged(
     established = not alone[present].all() and unsure <= MOST_UNSURE * present.sum()
     if alone[present].all():
         sentence = f"undecided: no two of {clients} mean the same by their labels"
+    elif not telling and (count == 1 or not established):
+        established, sentence = False, "undecided: the features hardly tell labels apart"
     elif not established:
         sentence = (
             f"undecided: {counted(count, 'group')} among {clients}, but {several.sum()} fit "
             f"more than one group and {against.sum()} contradict their own"
         )
-    elif count == 1 and not telling:
-        established, sentence = False, "undecided: the features hardly tell labels apart"
     elif count == 1:
         sentence = f"nothing to part: {clients} mean the same by their labels"
     else:

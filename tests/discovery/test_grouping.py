@@ -165,6 +165,37 @@ def test_no_contradiction_means_nothing_where_labels_are_hardly_told_apart():
     assert strong.established
 
 
+def test_means_that_are_all_the_same_are_no_contradiction():
+    fingerprints, scatter = federation([shifted(6, 0)] * 10, [range(6)] * 10)
+    fingerprints[..., 1:] = 3.0 * fingerprints[..., :1]
+
+    assert undecided(fingerprints, scatter) == "undecided: the features hardly tell labels apart"
+
+
+@pytest.mark.parametrize("part", ["counts", "scatter"])
+def test_noise_is_named_where_it_hides_the_scatter(part):
+    fingerprints, scatter = three_concepts()
+    if part == "counts":
+        fingerprints[..., 0] = np.where(fingerprints[..., 0] > 0, 0.9, -0.9)
+    else:
+        scatter = -scatter
+
+    sentence = undecided(fingerprints, scatter)
+
+    assert sentence.startswith("undecided: the noise on the fingerprints hides")
+
+
+def test_two_clients_that_differ_in_what_is_far_apart():
+    # With two clients the median is in the middle: 100 times as far apart makes both unusual.
+    fingerprints, scatter = federation([shifted(3, 0)] * 2, [range(3)] * 2)
+    fingerprints[1, :, 1:] *= 100.0
+    fingerprints[0, :, 1:] *= 0.01
+
+    sentence = undecided(fingerprints, scatter)
+
+    assert sentence.startswith("undecided: what is far apart for one client is close for another")
+
+
 def test_everybody_means_something_else():
     random = np.random.default_rng(0)
     concepts = [random.permutation(8).tolist() for _ in range(16)]
@@ -333,6 +364,18 @@ def test_group_that_nobody_is_left_in_gets_no_newcomers():
     assert weights.shape == (12, 4)
     assert weights[9:].argmax(axis=1).tolist() == [0, 1, 3]
     assert (weights[:, 2] == 0.0).all()
+
+
+def test_group_that_nobody_is_left_in_makes_no_difference_to_the_weights():
+    # Concepts that agree on some labels, and groups of one, which are weighed against being alone.
+    concepts = [shifted(6, 0)] * 4 + [shifted(6, 2), [1, 0, 2, 3, 4, 5]]
+    fingerprints, scatter = federation(concepts, [range(6)] * 6)
+
+    gone = place(fingerprints, scatter, np.array([1, 1, 1, 1, 3, -1]), 0.6)
+
+    np.testing.assert_array_equal(gone[:, [0, 2]], 0.0)
+    without = place(fingerprints, scatter, np.array([0, 0, 0, 0, 1, -1]), 0.6)
+    np.testing.assert_allclose(gone[:, [1, 3]], without)
 
 
 def test_weights_are_even_where_the_groups_cannot_be_compared():
