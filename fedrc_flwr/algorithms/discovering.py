@@ -188,14 +188,15 @@ class Discovering(ClusteredAlgorithm):
     def _groups(self, state: ServerState, round_number: int) -> bool:
         """Whether enough clients have sent their fingerprints since the yardstick was chosen.
 
-        The first time it does not wait for ever.
+        As long as no concepts are known, it does not wait for ever.
         """
         if state.numbers.get(GROUPED, 0) >= state.numbers.get(MEASURED, np.inf):
             return False
         trainers = [r for r in state.clients.values() if r.role == TRAIN and not r.quarantined]
         measured = sum(r.fingerprint is not None for r in trainers)
         first = self.settings.measuring_round()
-        late = not is_found(state) and round_number >= AGAIN * first and measured > 0
+        latest = AGAIN * state.numbers.get(MEASURED, first)
+        late = not is_found(state) and round_number >= latest and measured > 0
         return round_number >= first and (measured >= ENOUGH * len(trainers) or late)
 
     def _measures_again(self, state: ServerState, round_number: int) -> bool:

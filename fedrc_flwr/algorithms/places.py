@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from fedrc_flwr import em
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.discovery import grouping
 from fedrc_flwr.discovery.grouping import Grouping
 from fedrc_flwr.discovery.succession import succession
-from fedrc_flwr.em import Floats
+from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.layout import Vector
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
@@ -65,12 +66,17 @@ def regrouped(
     one = state.clusters[0]
     before = np.array([one if first else state.clients[name].cluster for name in names])
     new = int(state.numbers.get(NEXT, max(state.clusters) + 1))
-    follow = succession(found.groups, before, state.clusters, new)
-    order = np.argsort(follow.clusters)  # clusters in the order of their ids
-    clusters = tuple(follow.clusters[g] for g in order)
+    waiting = _waiting_clusters(state, names, before)
+    follow = succession(
+        found.groups, before, tuple(c for c in state.clusters if c not in waiting), new
+    )
+    origin = dict(zip(follow.clusters, follow.origins, strict=True)) | {c: c for c in waiting}
+    order = np.argsort((*follow.clusters, *waiting))  # clusters in the order of their ids
+    clusters = tuple(sorted(origin))
     rank = np.argsort(order)
     groups = np.where(found.groups >= 0, rank[found.groups], -1)
-    weights = found.weights[:, order]
+    weights = np.pad(found.weights, ((0, 0), (0, len(waiting))))[:, order]
+    membership = Membership(clusters, {**state.membership.merged, **follow.heirs})
     clients, moved_names = dict(state.clients), []
     mixed = mixed_clients(state)
     for row, name in enumerate(names):
@@ -79,11 +85,10 @@ def regrouped(
         if not first and clients[name].cluster != record.cluster >= 0:
             moved_names.append(name)
     for name in set(clients) - set(names):
-        clients[name] = _carried(clients[name], state, clusters, follow.heirs)
-    origin = dict(zip(follow.clusters, follow.origins, strict=True))
+        clients[name] = _carried(clients[name], state.clusters, membership)
     state = replace(
         state,
-        membership=Membership(clusters, {**state.membership.merged, **follow.heirs}),
+        membership=membership,
         models={c: state.models[origin[c]] for c in clusters},
         optimizer={
             slot: {c: v for c in clusters if (v := vectors.get(origin[c])) is not None}
@@ -104,7 +109,21 @@ def regrouped(
         if not moved_names:
             return state, None
         about["sentence"] += f"; measured again, {_listed(moved_names)}"
+        if waiting:
+            about["sentence"] += f"; nobody in {_numbered(waiting)} was measured"
     return state, about
+
+
+def _waiting_clusters(state: ServerState, names: list[str], before: Labels) -> tuple[int, ...]:
+    """The clusters of which nobody was measured, but that clients belong to: they stay.
+
+    Parameters
+    ----------
+    names, before : the clients that were measured, and their clusters
+    """
+    absent = {r.cluster for n, r in state.clients.items() if n not in set(names)}
+    waiting = tuple(c for c in state.clusters if c in absent and c not in before)
+    return waiting if len(waiting) < len(state.clusters) else ()
 
 
 def for_newcomers(state: ServerState, names: list[str]) -> dict[str, Floats]:
@@ -188,18 +207,18 @@ def _placed(
     )
 
 
-def _carried(
-    record: ClientRecord, state: ServerState, clusters: tuple[int, ...], heirs: dict[int, int]
-) -> ClientRecord:
+def _carried(record: ClientRecord, before: tuple[int, ...], membership: Membership) -> ClientRecord:
     """The record of a client that was not measured: where it was, if that cluster goes on."""
-    cluster = heirs.get(record.cluster, record.cluster)
-    if cluster in clusters:
-        weights = (np.array(clusters) == cluster).astype(np.float64)
-        return replace(moved(record, weights), cluster=cluster)
+    clusters = membership.clusters
+    if (position := membership.successor(record.cluster)) >= 0:
+        weights = np.eye(len(clusters))[position]
+        return replace(moved(record, weights), cluster=clusters[position])
     if record.role != TRAIN:
         return record
-    cluster = SEVERAL if record.cluster == SEVERAL else UNPLACED
-    return replace(widened(record, len(clusters)), cluster=cluster)
+    if record.cluster == SEVERAL and (shares := record.mixture_weights()) is not None:
+        weights = em.regroup(shares, membership.mapping_from(before), len(clusters), 0)
+        return moved(record, em.renormalise(weights, axis=0))
+    return replace(moved(record, np.full(len(clusters), 1.0 / len(clusters))), cluster=UNPLACED)
 
 
 def moved(record: ClientRecord, weights: Floats) -> ClientRecord:
@@ -240,3 +259,8 @@ def _listed(names: list[str]) -> str:
     if len(names) > 3:
         return f"{len(names)} clients moved"
     return f"{', '.join(names)} moved"
+
+
+def _numbered(clusters: tuple[int, ...]) -> str:
+    """Clusters in a few words."""
+    return f"cluster{'s' * (len(clusters) > 1)} {', '.join(map(str, clusters))}"

@@ -145,7 +145,9 @@ def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means
     if distances is not None:
         return means, distances
     if (np.count_nonzero(counts[reference], axis=1) > 1).any():
-        return "what is far apart for one client is close for another, so that they cannot be compared"
+        return (
+            "what is far apart for one client is close for another, so that they cannot be compared"
+        )
     return "no client holds two labels, so that it is unknown how far apart labels are"
 
 

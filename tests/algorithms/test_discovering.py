@@ -12,7 +12,7 @@ from settings_of import configured
 from fedrc_flwr.algorithms import discovering
 from fedrc_flwr.algorithms.discovering import AGAIN, FALLBACK_MODELS
 from fedrc_flwr.algorithms.messages import Reply
-from fedrc_flwr.algorithms.places import FALLBACK, FOUND, SEVERAL, UNPLACED
+from fedrc_flwr.algorithms.places import FALLBACK, FOUND, GROUPED, MEASURED, SEVERAL, UNPLACED
 from fedrc_flwr.checkpoint import latest_checkpoint
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN, Scenario
@@ -121,6 +121,25 @@ def test_the_annealed_e_step_takes_over_where_nothing_is_established(monkeypatch
     assert first["sentence"].endswith(f"the clients are measured again in round {again}")
     models = list(rounds.state.models.values())
     assert not np.allclose(models[0], models[1], atol=1e-4)
+
+
+def test_the_second_try_waits_for_the_clients_as_the_first_does() -> None:
+    rounds, _ = in_memory(discovering_config())
+    again = AGAIN * AFTER
+    names = [n for n, r in rounds.state.clients.items() if r.role == TRAIN]
+
+    def groups(measured: int, round_number: int) -> bool:
+        clients = dict(rounds.state.clients)
+        for name in names[:measured]:
+            clients[name] = replace(clients[name], fingerprint=np.zeros((10, 5)))
+        numbers = {MEASURED: float(again), GROUPED: float(AFTER)}
+        state = replace(rounds.state, clients=clients, numbers=numbers)
+        return rounds.algorithm._groups(state, round_number)
+
+    assert not groups(4, again)
+    assert groups(10, again)
+    assert groups(4, AGAIN * again)  # but not for ever
+    assert not groups(0, AGAIN * again)
 
 
 def test_a_noisy_fingerprint_counts_as_two_releases() -> None:
