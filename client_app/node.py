@@ -103,6 +103,7 @@ def participant(context: Context) -> Participant:
     honest = Participant(
         build_algorithm(config), data, bank, states, noise, confusion, config.seed,
         _ledger(node, own_folder), int(node.get("smallest-cohort", 1)),
+        config.federation.exchange().transport,
     )  # fmt: skip
     if is_deployed(context):
         config.attack.refuse_in_deployment()

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
+from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.algorithms.step import ClientRuntime
@@ -32,8 +33,11 @@ from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.models import build_model
 from fedrc_flwr.privacy import PrivacySettings
 from fedrc_flwr.state import ClientState
+from fedrc_flwr.transport import FLOAT32, INT8, as_it_arrives
 
 log = logging.getLogger("flwr")
+#: Prefix, before a cluster's id, of what rounding has taken from the client's updates of it.
+LOST = "lost/"
 
 
 class States(Protocol):
@@ -139,6 +143,7 @@ class Participant:
     confusion : whether it sends counts of its predictions when it is evaluated
     budget : what it has released before this run, and may still release
     smallest_cohort : it takes no part in a round of fewer clients
+    transport : the precision in which its updates travel
     """
 
     algorithm: ClusteredAlgorithm
@@ -150,6 +155,7 @@ class Participant:
     seed: int
     budget: Budget | None = None
     smallest_cohort: int = 1
+    transport: str = FLOAT32
 
     def enrolment(self) -> Enrolment:
         """How the client introduces itself."""
@@ -179,19 +185,42 @@ class Participant:
             state = ClientState.start(broadcast.membership.clusters)
         # Everything that was sent counts, even if the round is repeated or its state cannot be
         # used.
-        before = [state.releases, self.states.releases()]
+        counted = [state.releases, self.states.releases()]
         if self.budget is not None:
-            before.append(self.budget.releases())
+            counted.append(self.budget.releases())
             privacy, samples = self.algorithm.privacy, len(self.data.fit)
             self.budget.charge(privacy, samples, self.noise, broadcast.phase.releases())
-        state = replace(state, releases=max(before))
+        before = state = replace(state, releases=max(counted))
         ready = time.time() - evaluating
         reply, state = self.algorithm.train(broadcast, state, self.runtime(broadcast.round))
         reply = replace(reply, evaluation=evaluation)
+        reply, state = self._with_what_was_lost(broadcast, reply, before, state)
         reply.metrics["fresh"] = float(fresh and broadcast.round > 1)
         reply.metrics["ready_seconds"] = ready - received
         reply.metrics["seconds"] = time.time() - received
         return reply, state
+
+    def _with_what_was_lost(
+        self, broadcast: Broadcast, reply: Reply, before: ClientState, after: ClientState
+    ) -> tuple[Reply, ClientState]:
+        """The reply with what rounding took from the client's earlier updates, and its next state.
+
+        Rounding to 8 bits takes up to half a step from every number, in the same direction again
+        and again where updates are small. What was lost is therefore added to the next update.
+        """
+        if self.transport != INT8:
+            return reply, after
+        clusters = broadcast.membership.clusters
+        kept = {k: v for k, v in after.vectors.items() if not k.startswith(LOST)}
+        alive = {f"{LOST}{cluster}" for cluster in (*clusters, BODY)}
+        kept |= {k: v for k, v in before.vectors.items() if k in alive}
+        deltas = dict(reply.deltas)
+        for position, delta in reply.deltas.items():
+            name = f"{LOST}{BODY if position == BODY else clusters[position]}"
+            count = broadcast.body_parameters if position == BODY else broadcast.parameters
+            whole = delta + kept[name] if name in kept else delta
+            deltas[position], kept[name] = whole, whole - as_it_arrives(whole, count, INT8)
+        return replace(reply, deltas=deltas), replace(after, vectors=kept)
 
     def evaluate(self, broadcast: Broadcast) -> Evaluation:
         """How well the broadcast models do on this client's test part."""

@@ -130,7 +130,10 @@ def participants(
         noise = config.privacy.noise_of(None)
         confusion = config.privacy.sends_confusion(None, None)
         kept = states(data.name)
-        honest = Participant(algorithm, data, bank, kept, noise, confusion, config.seed)
+        honest = Participant(
+            algorithm, data, bank, kept, noise, confusion, config.seed,
+            transport=config.federation.exchange().transport,
+        )  # fmt: skip
         yield armed(honest, config.attack, index, scenario.clients)
 
 

@@ -22,6 +22,7 @@ SMALL = {
 }  # fmt: skip
 VARIANTS = {name: {"algorithm": name} for name in ALGORITHMS} | {
     "half precision": {"federation.transport": "float16"},
+    "8 bits": {"federation.transport": "int8"},
     "default recipe": {"recipe": "default"},
     "local models shared": {"algorithm": "local-only", "local-only.share-models": True},
 }
