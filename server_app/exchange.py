@@ -64,7 +64,7 @@ class Outbox(Generic[K]):
         self._cores = usable_cores()
         self._started = time.monotonic()
         self._replies = 0
-        self._under_way: dict[str, K] = {}
+        self._under_way: dict[str, tuple[K, float]] = {}  # and when it was sent
         self._seconds = FIRST_PAUSE
 
     def __len__(self) -> int:
@@ -72,7 +72,11 @@ class Outbox(Generic[K]):
 
     def unanswered(self) -> set[K]:
         """What has not been answered yet."""
-        return set(self._under_way.values())
+        return {about for about, _ in self._under_way.values()}
+
+    def sent_before(self, moment: float) -> set[K]:
+        """What was sent earlier and has not been answered yet."""
+        return {about for about, sent in self._under_way.values() if sent <= moment}
 
     def room(self) -> int | None:
         """How many more messages may be sent; None: any number."""
@@ -94,21 +98,21 @@ class Outbox(Generic[K]):
             identities += [""] * (len(batch) - len(identities))
             for (about, _), identity in zip(batch, identities, strict=True):
                 if identity:
-                    self._under_way[identity] = about
+                    self._under_way[identity] = about, time.monotonic()
                 else:
                     failed.append(about)
         return failed
 
     def forget(self, about: K) -> None:
         """Expect no reply any more."""
-        self._under_way = {i: a for i, a in self._under_way.items() if a != about}
+        self._under_way = {i: a for i, a in self._under_way.items() if a[0] != about}
 
     def replies(self) -> Iterator[Answer[K]]:
         """The replies that have arrived since the last call."""
         for identity, reply in self._inbox.replies(self._under_way):
             if identity in self._under_way:  # a reply that arrives twice counts once
                 self._replies += 1
-                yield Answer(self._under_way.pop(identity), reply)
+                yield Answer(self._under_way.pop(identity)[0], reply)
 
     def pause(self, arrived: bool) -> None:
         """Sleep, unless something has arrived: briefly at first, then longer."""
@@ -140,15 +144,21 @@ class Patience(Protocol[K_contra]):
 
 
 def exchange(
-    outbox: Outbox[K], messages: Iterable[tuple[K, Message]], deadline: float, patience: Patience[K]
+    outbox: Outbox[K],
+    messages: Iterable[tuple[K, Message]],
+    deadline: float,
+    patience: Patience[K],
+    keeps: bool = False,
 ) -> Iterator[Answer[K]]:
-    """Send messages and yield the answers in order of arrival.
+    """Send messages and yield the answers in order of arrival, those to earlier ones, too.
 
-    Replies are yielded as they arrive, so that memory for a few models is enough. After
-    ``deadline`` seconds, or when ``patience`` is over, None is yielded for what is left, and later
-    replies are ignored.
+    Replies are yielded as they arrive, so that memory for a few models is enough. When ``patience``
+    is over, None is yielded for what is left of these messages, and later replies are ignored; or
+    it stays under way, if the outbox ``keeps`` it. After ``deadline`` seconds, None is yielded for
+    any message.
     """
     queue = iter(messages)
+    own: set[K] = set()
     ends = time.monotonic() + deadline
     exhausted = False
     while True:
@@ -157,6 +167,7 @@ def exchange(
         exhausted = exhausted or room is None or len(entries) < room
         failed = outbox.send(entries) if entries else []
         for about, _ in entries:
+            own.add(about)
             patience.sent(about, time.monotonic())
         yield from (Answer(about, None) for about in failed)
         arrived = False
@@ -164,13 +175,14 @@ def exchange(
             arrived = True
             patience.answered(answer.about, time.monotonic())
             yield answer
-        waiting, now = outbox.unanswered(), time.monotonic()
-        if not waiting and exhausted:
-            return
-        if now >= ends or (exhausted and patience.is_over(waiting, now)):
-            for about in waiting:
-                outbox.forget(about)
-                yield Answer(about, None)
+        now = time.monotonic()
+        expired = outbox.sent_before(now - deadline)
+        waiting = outbox.unanswered() - expired
+        over = now >= ends or (exhausted and (not waiting or patience.is_over(waiting, now)))
+        for about in expired | (waiting & own if over and not keeps else set()):
+            outbox.forget(about)
+            yield Answer(about, None)
+        if over:
             yield from (Answer(about, None) for about, _ in queue)
             return
         outbox.pause(arrived)

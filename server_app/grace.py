@@ -60,25 +60,45 @@ class RoundsGrace:
     """The time that the letters of a round have: those that train, and those that only evaluate.
 
     Evaluating takes less time than training, so each kind is measured by its own.
+
+    Parameters
+    ----------
+    enough : the round is over when so many of the letters that train have been answered, or all of
+        them; those that evaluate are not waited for then. None: everybody is waited for
     """
 
-    def __init__(self, training: Grace, evaluation: Grace) -> None:
+    def __init__(self, training: Grace, evaluation: Grace, enough: int | None = None) -> None:
         self.training = training
         self.evaluation = evaluation
+        self._enough = enough
+        self._sent: set[Letter] = set()
+        self._answers = 0
 
     def _of(self, letter: Letter) -> Grace:
         return self.training if letter.trains else self.evaluation
 
     def sent(self, letter: Letter, now: float) -> None:
         """Note when a client was asked."""
+        self._sent.add(letter)
         self._of(letter).sent(letter.name, now)
 
     def answered(self, letter: Letter, now: float) -> None:
-        """Note when it answered."""
-        self._of(letter).answered(letter.name, now)
+        """Note when it answered; what was asked in an earlier round says nothing about this one."""
+        self._answers += 1
+        if letter in self._sent:
+            self._of(letter).answered(letter.name, now)
 
     def is_over(self, waiting: Collection[Letter], now: float) -> bool:
-        """Whether all of these clients have had their time."""
-        kinds = ((self.training, True), (self.evaluation, False))
-        names = [(grace, [x.name for x in waiting if x.trains == kind]) for grace, kind in kinds]
-        return all(grace.is_over(those, now) for grace, those in names if those)
+        """Whether the round is not to wait for these letters."""
+        new = [letter for letter in waiting if letter in self._sent]
+        trains = [letter.name for letter in new if letter.trains]
+        if self._enough is not None:
+            if not trains and self._answers:
+                return True
+            if len(self.training.took) >= self._enough:
+                return True
+            return bool(trains) and self.training.is_over(trains, now)
+        evaluates = [letter.name for letter in new if not letter.trains]
+        return (not trains or self.training.is_over(trains, now)) and (
+            not evaluates or self.evaluation.is_over(evaluates, now)
+        )

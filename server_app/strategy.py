@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -59,12 +60,21 @@ class ClusteredStrategy(Strategy):
         """Names of the reachable clients with a role, sorted."""
         return self.roster.online(role)
 
-    def deliver(self, letters: list[Letter]) -> Iterator[tuple[Letter, Reply | Evaluation]]:
-        """Send these letters and yield the answers as they arrive."""
+    def under_way(self) -> set[Letter]:
+        """The letters that may still be answered."""
+        return self._outbox.unanswered()
+
+    def deliver(
+        self, letters: list[Letter], enough: int | None = None
+    ) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+        """Send these letters and yield the answers as they arrive, those to earlier ones, too."""
         messages = zip(letters, self._messages(letters), strict=True)
-        patience = RoundsGrace(self._grace(letters, True), self._grace(letters, False))
-        answers = exchange(self._outbox, messages, self._exchange.deadline, patience)
+        patience = RoundsGrace(self._grace(letters, True), self._grace(letters, False), enough)
+        deadline, keeps = self._exchange.deadline, enough is not None
+        answers = exchange(self._outbox, messages, deadline, patience, keeps)
         yield from self._understood(answers)
+        for letter in self.under_way():
+            letter.lighten()
         self._took[True].update(patience.training.took)
         self._took[False].update(patience.evaluation.took)
 
@@ -166,7 +176,11 @@ class ClusteredStrategy(Strategy):
         names = [letter.name for letter in letters if letter.trains == trains]
         samples = {name: self.roster.clients[name].samples for name in names}
         needed = self.rounds.settings.needed(len(names))
-        return Grace(needed, self._exchange.grace, samples, dict(self._took[trains]))
+        before = dict(self._took[trains])
+        # Who is still at work on an earlier round has the time that this may take.
+        for busy in (letter.name for letter in self.under_way() if letter.trains):
+            before[busy] = max(before.get(busy, 0.0), self._took[True].get(busy, math.inf))
+        return Grace(needed, self._exchange.grace, samples, before)
 
     def _understood(
         self, answers: Iterable[Answer[Letter]]

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedrc_flwr.algorithms import places
 from fedrc_flwr.algorithms.base import ClusteredAlgorithm
-from fedrc_flwr.algorithms.messages import Broadcast, RoundReport, RoundResult
+from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundReport, RoundResult
 from fedrc_flwr.algorithms.places import (
     FALLBACK,
     FOUND,
@@ -150,6 +150,15 @@ class Discovering(ClusteredAlgorithm):
         return round_number > state.numbers[FOUND] + LISTENING
 
     # --- what the server makes of the replies ----------------------------------------------------
+
+    def brought_up(
+        self, state: ServerState, name: str, sent: Broadcast, everybody: Membership, reply: Reply
+    ) -> Reply:
+        """As always; a fingerprint counts if it was taken with the present yardstick."""
+        reply = super().brought_up(state, name, sent, everybody, reply)
+        if sent.round >= state.numbers.get(MEASURED, 0.0):
+            return reply
+        return replace(reply, fingerprint=None, scatter=None)
 
     def counts_absent(self, state: ServerState) -> bool:
         """Members are averaged once clients have places: the others have nothing to say."""

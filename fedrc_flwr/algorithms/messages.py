@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,6 +128,15 @@ class Broadcast:
         )
         return own if asked.clusters == self.membership.clusters else own.narrowed(asked.clusters)
 
+    def hollow(self) -> Broadcast:
+        """The same without the networks' numbers, for whoever only has to know their sizes."""
+
+        def empty(vector: Vector) -> Vector:
+            return np.broadcast_to(np.float32(0.0), vector.shape)
+
+        body = None if self.body is None else empty(self.body)
+        return replace(self, models=[empty(m) for m in self.models], body=body, yardstick=None)
+
     def narrowed(self, clusters: tuple[int, ...]) -> Broadcast:
         """The same for a client that takes part in these clusters only."""
         rows = [self.membership.clusters.index(c) for c in clusters]
@@ -152,6 +162,7 @@ class Reply:
         it was asked for; ``scatter``, (D, D), is that of the features within labels
     evaluation : of the models that the client received, if it was asked for
     counts : whether the client counts where updates are averaged, even if it sends none
+    age : how many rounds ago it was asked for
     """
 
     samples: int
@@ -165,6 +176,7 @@ class Reply:
     scatter: Floats | None = None
     evaluation: Evaluation | None = None
     counts: bool = True
+    age: int = 0
 
     def without_updates(self) -> Reply:
         """The same of a client whose updates are not used."""
@@ -193,6 +205,13 @@ class Reply:
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""
         return finite([*self.deltas.values(), *self.statistics(), *self.metrics.values()])
+
+    def discounted(self) -> Reply:
+        """The same with updates that count less the older they are (FedBuff's 1/sqrt(1 + age))."""
+        if not self.age:
+            return self
+        factor = np.float32(1.0 / math.sqrt(1 + self.age))
+        return replace(self, deltas={k: factor * delta for k, delta in self.deltas.items()})
 
     def capped(self, most: int) -> Reply:
         """The same from a client that counts as ``most`` samples, if it holds more."""

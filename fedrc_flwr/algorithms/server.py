@@ -159,6 +159,33 @@ class ServerHalf:
         """Id of the cluster that the server assigns to a client; -1: the client chooses."""
         return -1
 
+    def brought_up(
+        self, state: ServerState, name: str, sent: Broadcast, everybody: Membership, reply: Reply
+    ) -> Reply:
+        """A reply to an earlier round's broadcast, as far as it fits the present state.
+
+        Updates count if the client would be asked for the same clusters now; label counts, if the
+        clusters are the same. Otherwise the server keeps what it knew of the client.
+
+        Parameters
+        ----------
+        sent : the broadcast as the client received it
+        everybody : the clusters at the time
+        """
+        record, clusters = state.clients[name], state.clusters
+        if everybody.clusters != clusters:
+            counts = record.label_counts
+            if counts is None:
+                whole = reply.label_counts.sum(axis=0, keepdims=True)
+                counts = np.repeat(whole / len(clusters), len(clusters), axis=0)
+            kept = replace(reply, label_counts=counts, cross_losses=None)
+            return kept.without_updates()
+        broadcast = self.broadcast(state, state.round + 1, reply.label_counts.shape[1])
+        now = self.addressed(state, broadcast, name, training=True)
+        same = (now.membership.clusters, now.assigned) == (sent.membership.clusters, sent.assigned)
+        reply = reply.widened(sent.membership, everybody)
+        return reply if same else reply.without_updates()
+
     def begin_round(self, state: ServerState) -> RoundResult:
         """Empty sums for the round's replies."""
         return RoundResult(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fedrc_flwr import __version__
 from fedrc_flwr.algorithms.messages import Reply
+from fedrc_flwr.data.scenario import OBSERVE, TRAIN
 from fedrc_flwr.engine.letters import Letter
 from fedrc_flwr.metrics import Evaluation
 
@@ -40,8 +41,22 @@ class Carrier(Protocol):
     def online(self, role: str) -> list[str]:
         """Names of the reachable clients with a role, sorted."""
 
-    def deliver(self, letters: list[Letter]) -> Iterable[tuple[Letter, Reply | Evaluation]]:
-        """Send these letters and yield the answers as they arrive."""
+    def deliver(
+        self, letters: list[Letter], enough: int | None = None
+    ) -> Iterable[tuple[Letter, Reply | Evaluation]]:
+        """Send these letters and yield the answers as they arrive, those to earlier ones, too.
+
+        With ``enough``, it ends when so many of them have been answered with an update. The others
+        stay under way.
+        """
+
+    def under_way(self) -> Collection[Letter]:
+        """The letters that may still be answered."""
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent to and received from clients since the last call."""
+
+
+def reachable(carrier: Carrier) -> list[str]:
+    """Names of all clients that can be reached, those that train first."""
+    return carrier.online(TRAIN) + carrier.online(OBSERVE)

@@ -8,15 +8,54 @@ keeps silent is asked less and less often.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.state import ClientRecord, ServerState
+
+log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
 
 #: Replies in a row without a strike that take one away.
 CLEAN = 10
 #: Most rounds in a row in which a silent client is not asked.
 LONGEST_REST = 15
+
+
+def enrolled(
+    state: ServerState, newcomers: Iterable[Enrolment], samples: dict[str, int]
+) -> ServerState:
+    """The state with newly enrolled clients; what is known of a returning one stays.
+
+    ``samples`` is how many each has in this run; newcomers are entered.
+    """
+    clients = dict(state.clients)
+    for newcomer in newcomers:
+        name, told = newcomer.name, newcomer.samples
+        record = clients.get(name, ClientRecord(newcomer.role, told))
+        clients[name] = replace(
+            record, role=newcomer.role, concept=newcomer.concept, style=newcomer.style
+        )
+        if samples.setdefault(name, told) != told:
+            # Otherwise a client could take as much weight as it likes in mid-run.
+            log.warning(
+                "%s enrolled again with %s samples; in this run it has %s",
+                name, told, samples[name],
+            )  # fmt: skip
+        log.info(
+            "%s enrolled: %s, %s samples, fedrc-flwr %s",
+            name, newcomer.role, told, newcomer.version,
+        )  # fmt: skip
+    return replace(state, clients=clients)
+
+
+def released(state: ServerState, records: Mapping[str, ClientRecord]) -> ServerState:
+    """The state with what clients released in replies that are not used."""
+    clients = dict(state.clients)
+    for name, record in records.items():
+        clients[name] = replace(clients[name], releases=record.releases, spent=record.spent)
+    return replace(state, clients=clients)
 
 
 def quarantined(state: ServerState) -> list[str]:

@@ -63,7 +63,13 @@ class InProcess:
         """Names of the clients with a role, sorted."""
         return sorted(n for n, p in self.participants.items() if p.data.role == role)
 
-    def deliver(self, letters: list[Letter]) -> Iterator[tuple[Letter, Reply | Evaluation]]:
+    def under_way(self) -> list[Letter]:
+        """None: everybody answers at once."""
+        return []
+
+    def deliver(
+        self, letters: list[Letter], enough: int | None = None
+    ) -> Iterator[tuple[Letter, Reply | Evaluation]]:
         """Ask one client after the other."""
         arrived: dict[int, Vector] = {}  # each vector is rounded once
         for letter in letters:

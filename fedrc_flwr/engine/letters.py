@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.state import Membership, ServerState
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Letter:
     """What one client is asked: to train, to evaluate, or both.
 
@@ -29,6 +29,10 @@ class Letter:
     broadcast: Broadcast
     everybody: Membership
     trains: bool
+
+    def lighten(self) -> None:
+        """Keep no networks: they have been sent, and only their sizes are needed for the answer."""
+        self.broadcast = self.broadcast.hollow()
 
     @property
     def evaluated_round(self) -> int | None:
@@ -65,9 +69,12 @@ class DueEvaluation:
         self.asked[name] = Letter(name, own, self.broadcast.membership, trains=False)
         return self.asked[name]
 
-    def letters(self, online: Iterable[str]) -> list[Letter]:
-        """Messages to those who can be reached and have not been asked yet."""
-        there = set(online)
+    def letters(self, online: Iterable[str], engaged: Collection[str]) -> list[Letter]:
+        """Messages to those who can be reached and have not been asked yet.
+
+        Those who are still ``engaged`` in an earlier evaluation are left out of this one.
+        """
+        there = set(online) - set(engaged)
         return [self.letter(n) for n in self.names if n in there and n not in self.asked]
 
     def beside(self, letter: Letter) -> Letter:
@@ -119,9 +126,10 @@ class Evaluations:
             letters = [due.beside(letter) for letter in letters]
         return letters
 
-    def letters(self, online: list[str]) -> list[Letter]:
+    def letters(self, online: list[str], under_way: Collection[Letter] = ()) -> list[Letter]:
         """Letters to those who can be reached and have not been asked yet."""
-        return [letter for due in self._due.values() for letter in due.letters(online)]
+        engaged = {letter.name for letter in under_way if not letter.trains}
+        return [letter for due in self._due.values() for letter in due.letters(online, engaged)]
 
     def take(self, letter: Letter, answer: Reply | Evaluation) -> str | None:
         """Keep the evaluation that an answer is, or comes with; or return why it is not used."""
@@ -136,26 +144,42 @@ class Evaluations:
             due.answered(letter, evaluation)
         return reason
 
-    def failed(self, silent: Collection[str]) -> list[Letter]:
+    def failed(self, silent: Collection[str], under_way: Collection[Letter]) -> list[Letter]:
         """Letters that ask for the evaluation alone those whose training failed."""
         return [
             due.letter(letter.name)
             for due in self._due.values()
             for letter in due.unanswered()
-            if letter.trains and letter.name not in silent
+            if letter.trains and letter.name not in silent and letter not in under_way
         ]
 
-    def finished(self) -> list[tuple[ServerState, dict[str, Any]]]:
-        """What was evaluated, and the outcome; it is no longer due."""
-        due, self._due = self._due, {}
-        return [(each.state, {"round": number, **each.outcome()}) for number, each in due.items()]
+    def finished(
+        self, under_way: Collection[Letter] = ()
+    ) -> list[tuple[ServerState, dict[str, Any]]]:
+        """What was evaluated, and the outcome, once no answer is under way; it is then not due."""
+        done = [n for n, due in self._due.items() if not set(due.unanswered()) & set(under_way)]
+        ended = {number: self._due.pop(number) for number in done}
+        return [(due.state, {"round": number, **due.outcome()}) for number, due in ended.items()]
 
 
 def updates(
     answers: Iterable[tuple[Letter, Reply | Evaluation]],
+    number: int | None = None,
+    brought_up: Callable[[str, Broadcast, Membership, Reply], Reply] | None = None,
 ) -> Iterator[tuple[str, Reply]]:
-    """The updates among some answers, over the clusters of everybody."""
+    """The updates among some answers, over the clusters of everybody.
+
+    Parameters
+    ----------
+    number : the round that they are for
+    brought_up : what is left of a reply to an earlier round, see ``ServerHalf.brought_up``
+    """
     for letter, answer in answers:
-        if isinstance(answer, Reply):
-            own = letter.broadcast.membership
-            yield letter.name, answer.widened(own, letter.everybody)
+        if not isinstance(answer, Reply):
+            continue
+        name, sent = letter.name, letter.broadcast
+        if number is None or brought_up is None or sent.round == number:
+            yield name, answer.widened(sent.membership, letter.everybody)
+        else:
+            late = replace(answer, age=number - sent.round)
+            yield name, brought_up(name, sent, letter.everybody, late)

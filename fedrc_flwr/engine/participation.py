@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.settings import key
 from fedrc_flwr.transport import TRANSPORTS
 
@@ -62,6 +63,16 @@ class FederationSettings:
         "longer before), at least ten seconds. 0: until the deadline.",
         low=0.0,
     )
+    quorum: float = key(
+        1.0,
+        "A round closes as soon as this fraction of the sampled clients has replied. Those that "
+        "are late go on, are not asked again in the meantime, and count in the round in which "
+        "their reply arrives: an update that is n rounds old is multiplied by 1/sqrt(1+n). 1: a "
+        "round waits for everybody, and late replies do not count.",
+        above=0.0,
+        high=1.0,
+        common=True,
+    )
     max_samples: int = key(
         0,
         "A client counts as at most this many samples, however many it claims. 0: ten times the "
@@ -86,6 +97,17 @@ class FederationSettings:
         common=True,
     )
 
+    def __post_init__(self) -> None:
+        if self.quorum < self.min_replies:
+            raise ConfigError(
+                f"federation.quorum = {self.quorum}: expected at least federation.min-replies = "
+                f"{self.min_replies}, or no round would have enough replies"
+            )
+
+    def enough(self, sampled: int) -> int | None:
+        """How many of the sampled clients close a round; None: it waits for all of them."""
+        return None if self.quorum == 1.0 else max(1, math.ceil(self.quorum * sampled))
+
     def exchange(self) -> Exchange:
         """What an engine needs to know to carry messages."""
         return Exchange(
@@ -100,9 +122,10 @@ class FederationSettings:
         """How many training clients, and how many clients in all, a run waits for."""
         return (self.min_clients, 0) if self.min_clients else (trainers, everybody)
 
-    def needed(self, sampled: int) -> int:
-        """How many of the sampled clients must reply."""
-        return max(1, math.ceil(self.min_replies * sampled))
+    def needed(self, sampled: int, asked: int | None = None) -> int:
+        """How many of the sampled clients must reply, if so many of them were asked."""
+        needed = math.ceil(self.min_replies * sampled)
+        return max(1, needed if asked is None else min(needed, asked))
 
     def sample_size(self, clients: int) -> int:
         """How many of the clients take part in a round."""

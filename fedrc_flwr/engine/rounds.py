@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,19 @@ from fedrc_flwr.algorithms.base import ClusteredAlgorithm
 from fedrc_flwr.algorithms.direction import Directions
 from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.algorithms.server import with_usual_norms
-from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.engine import conduct, round_metrics
-from fedrc_flwr.engine.carrier import Carrier, Enrolment
+from fedrc_flwr.engine.carrier import Carrier, Enrolment, reachable
 from fedrc_flwr.engine.letters import Evaluations, Letter, updates
 from fedrc_flwr.engine.participation import FederationSettings
 from fedrc_flwr.engine.progress import AGGREGATION, EVALUATION, TRAINING, WAITING, Progress
 from fedrc_flwr.errors import LATE, RunError
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.screening import Verdict
-from fedrc_flwr.state import ClientRecord, ServerState
+from fedrc_flwr.state import ServerState
 from fedrc_flwr.words import one_line
 
+Replies = Iterable[tuple[str, Reply]]
 RoundDone = Callable[[ServerState, dict[str, Any]], None]
 log = logging.getLogger("flwr")  # Flower's logger, so that everything is in one log
 
@@ -113,7 +115,7 @@ class Rounds:
 
     def _owe(self, carrier: Carrier, decides: bool) -> None:
         """Remember that the state has to be evaluated, by everybody who can be reached."""
-        names = self._asked(carrier.online(TRAIN) + carrier.online(OBSERVE), self.state.round)
+        names = self._asked(reachable(carrier), self.state.round)
         broadcast = self.broadcast(self.state.round, len(names))
         broadcast = replace(broadcast, phase=replace(broadcast.phase, decides=decides))
         self._evaluations.owe(self.state, names, broadcast)
@@ -121,34 +123,42 @@ class Rounds:
     def _evaluate_the_last(self, carrier: Carrier, evaluated: RoundDone) -> None:
         """Evaluate the last round, which no other follows."""
         started, number = time.monotonic(), self.state.round
-        letters = self._evaluations.letters(carrier.online(TRAIN) + carrier.online(OBSERVE))
+        letters = self._evaluations.letters(reachable(carrier))
         if not letters:
             return
         self.progress.asked(letter.name for letter in letters)
         with self.progress.phase(EVALUATION):
-            answered = {letter.name for letter, _ in self._exchanged(carrier, letters)}
-        told, (down, up) = self._conclude(number, answered), carrier.traffic()
+            answers = list(self._exchanged(carrier, letters))
+        # What is late for ever still cost what it told about its client.
+        late = self.algorithm.begin_round(self.state)
+        for name, reply in self._updates(answers, number + 1):
+            self.algorithm.receive(self.state, late, name, reply)
+        self.state = conduct.released(self.state, late.records)
+        told = self._conclude(number, {letter.name for letter, _ in answers})
+        down, up = carrier.traffic()
         more = {
-            "evaluation_seconds": round(time.monotonic() - started, 3),
-            "bytes_down": down,
-            "bytes_up": up,
-            "phases": self.progress.taken(),
-            "failed": dict(self.failed),
+            "evaluation_seconds": round(time.monotonic() - started, 3), "bytes_down": down,
+            "bytes_up": up, "phases": self.progress.taken(), "failed": dict(self.failed),
             **{name: value for name, value in told.items() if name != "answered"},
-        }
+        }  # fmt: skip
         self.failed = {}
         for state, outcome in self._evaluations.finished():
             evaluated(state, outcome | more)
 
     def _exchanged(
-        self, carrier: Carrier, letters: list[Letter]
+        self, carrier: Carrier, letters: list[Letter], enough: int | None = None
     ) -> Iterator[tuple[Letter, Reply | Evaluation]]:
         """Deliver letters and keep the evaluations that come back."""
-        for letter, answer in carrier.deliver(letters):
+        for letter, answer in carrier.deliver(letters, enough):
             self.progress.answered(letter.name)
             if objection := self._evaluations.take(letter, answer):
                 self.refuse(letter.name, objection)
             yield letter, answer
+
+    def _updates(
+        self, answers: Iterable[tuple[Letter, Reply | Evaluation]], number: int
+    ) -> Replies:
+        return updates(answers, number, partial(self.algorithm.brought_up, self.state))
 
     def _asked(self, names: list[str], number: int, needed: int = 0) -> list[str]:
         """Who of these clients is asked; never one that has been silent in this round."""
@@ -179,21 +189,23 @@ class Rounds:
                 self.enrol(carrier.refresh())
             online = carrier.online(TRAIN)
             online = self._asked(online, number, self.settings.needed(len(online)))
-            names = self.sample(online, number, attempt)
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
+            busy = {letter.name for letter in carrier.under_way() if letter.trains}
+            names = self.sample(online, number, attempt, busy)
             broadcast = self.broadcast(number, len(names))
             letters = self._evaluations.beside(self.letters(broadcast, names))
-            letters += self._evaluations.letters(carrier.online(TRAIN) + carrier.online(OBSERVE))
+            letters += self._evaluations.letters(reachable(carrier), carrier.under_way())
             self.progress.asked(letter.name for letter in letters)
             with self.progress.phase(TRAINING):
-                answers = self._exchanged(carrier, letters)
-                metrics = self.fold(number, updates(answers), sampled)
+                enough = self.settings.enough(sampled)
+                answers = self._exchanged(carrier, letters, enough)
+                metrics = self.fold(number, self._updates(answers, number), sampled, len(names))
             # Where training failed, the client may still evaluate.
-            if again := self._evaluations.failed(self._silent):
+            if again := self._evaluations.failed(self._silent, carrier.under_way()):
                 with self.progress.phase(EVALUATION):
-                    list(self._exchanged(carrier, again))
-            for state, outcome in self._evaluations.finished():
+                    list(self._exchanged(carrier, again, enough))
+            for state, outcome in self._evaluations.finished(carrier.under_way()):
                 evaluated(state, outcome)
             if metrics is not None:
                 return metrics | {"attempts": attempt + 1}
@@ -213,30 +225,19 @@ class Rounds:
         return [Letter(name, sent, broadcast.membership, trains) for name, sent in own.items()]
 
     def enrol(self, newcomers: list[Enrolment]) -> None:
-        """Enter newly enrolled clients in the state; what is known of a returning one stays."""
-        clients = dict(self.state.clients)
-        for newcomer in newcomers:
-            name, samples = newcomer.name, newcomer.samples
-            record = clients.get(name, ClientRecord(newcomer.role, samples))
-            clients[name] = replace(
-                record, role=newcomer.role, concept=newcomer.concept, style=newcomer.style
-            )
-            if self._enrolled.setdefault(name, samples) != samples:
-                # Otherwise a client could take as much weight as it likes in mid-run.
-                log.warning(
-                    "%s enrolled again with %s samples; in this run it has %s",
-                    name, samples, self._enrolled[name],
-                )  # fmt: skip
-            log.info(
-                "%s enrolled: %s, %s samples, fedrc-flwr %s",
-                name, newcomer.role, samples, newcomer.version,
-            )  # fmt: skip
-        self.state = replace(self.state, clients=clients)
+        """Enter newly enrolled clients in the state."""
+        self.state = conduct.enrolled(self.state, newcomers, self._enrolled)
 
-    def sample(self, online: list[str], number: int, attempt: int) -> list[str]:
-        """The round's clients: a pure function of seed, round, attempt and who can be reached."""
+    def sample(
+        self, online: list[str], number: int, attempt: int, busy: Collection[str] = ()
+    ) -> list[str]:
+        """The round's clients: a pure function of seed, round, attempt and who can be reached.
+
+        Those that are ``busy`` with an earlier round are replaced by others where there are any.
+        """
         names = [name for name in online if name not in self._left_out]
         size = self.settings.sample_size(len(names))
+        names = [name for name in names if name not in busy]
         if size >= len(names):
             return names
         rng = np.random.default_rng([self._seed, number, attempt, 0x5A])
@@ -265,39 +266,44 @@ class Rounds:
         self._silent.add(name)
 
     def fold(
-        self, number: int, replies: Iterable[tuple[str, Reply]], sampled: int
+        self, number: int, replies: Replies, sampled: int, asked: int | None = None
     ) -> dict[str, Any] | None:
         """Take over the next state and return the round's metrics.
 
         None where the round has to be repeated: too few replies were usable, or the next state
         would not be finite. In that case the clients that caused it are left out next time.
+        ``asked`` is how many of the sampled clients were asked, if some are busy.
         """
         result, answered = self.algorithm.begin_round(self.state), []
         directions = self.algorithm.directions(self.state, self.secret)
+        ages: dict[str, int] = {}
         for name, reply in replies:
             answered.append(name)
+            ages |= {name: reply.age} if reply.age else {}
             self.progress.answered(name)
             with self.progress.phase(AGGREGATION):
                 self._receive(result, directions, name, reply)
         with self.progress.phase(AGGREGATION):
-            if (metrics := self._settled(number, result, sampled)) is None:
+            needed = self.settings.needed(sampled, asked)
+            if (metrics := self._settled(number, result, sampled, needed)) is None:
                 return None
         clients, opposed = directions.judged(self.state.clients)
         self.state, self._strikes = replace(self.state, clients=clients), self._strikes | opposed
-        return metrics | {"answered": answered}
+        return metrics | {"answered": answered} | ({"late": ages} if ages else {})
 
-    def _settled(self, number: int, result: RoundResult, sampled: int) -> dict[str, Any] | None:
+    def _settled(
+        self, number: int, result: RoundResult, sampled: int, needed: int
+    ) -> dict[str, Any] | None:
         """What ``fold`` returns, once all replies have arrived."""
         verdict = result.settle()
         for name, reason in verdict.refused.items():
             self.refuse(name, reason)
-        needed = self.settings.needed(sampled)
         if len(result.records) < needed:
             log.warning(
                 "round %s: %s of %s replies are usable, %s are needed; the round is repeated",
                 number, len(result.records), sampled, needed,
             )  # fmt: skip
-            self._count_releases(result)
+            self.state = conduct.released(self.state, result.records)
             return None
         phase = self.algorithm.phase(number, self.state)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -311,7 +317,7 @@ class Rounds:
                 "round %s: the models would not be finite; the round is repeated without %s",
                 number, ", ".join(sorted(culprits)),
             )  # fmt: skip
-            self._count_releases(result)
+            self.state = conduct.released(self.state, result.records)
             return None
         self.state = with_usual_norms(state, verdict.usual)
         self._verdict, self._left_out = verdict, set()
@@ -333,7 +339,8 @@ class Rounds:
             # Its statistics place it in a cluster, where the others show whether it was wronged.
             self.fail(name, reason)
             reply = reply.without_updates()
-        reply = result.expect(name, reply.capped(self._most_samples()), self.state.clusters)
+        reply = reply.capped(self._most_samples())
+        reply = result.expect(name, reply, self.state.clusters).discounted()
         with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite
             self.algorithm.receive(self.state, result, name, reply)
 
@@ -341,10 +348,3 @@ class Rounds:
         trainers = {n: r for n, r in self.state.clients.items() if r.role == TRAIN}
         samples = [self._enrolled.get(name, r.samples) for name, r in trainers.items()]
         return self.settings.most_samples(samples)
-
-    def _count_releases(self, result: RoundResult) -> None:
-        """Record what clients released in a round that is repeated."""
-        clients = dict(self.state.clients)
-        for name, record in result.records.items():
-            clients[name] = replace(clients[name], releases=record.releases, spent=record.spent)
-        self.state = replace(self.state, clients=clients)

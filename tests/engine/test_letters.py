@@ -85,7 +85,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._carrier, name)
 
-    def deliver(self, letters: list[Letter]) -> Iterator[tuple[Letter, Any]]:
+    def deliver(self, letters: list[Letter], enough: Any = None) -> Iterator[tuple[Letter, Any]]:
         self.exchanges.append([(x.name, x.trains, x.evaluated_round) for x in letters])
         yield from self._carrier.deliver(letters)
 
@@ -138,7 +138,7 @@ def test_a_run_that_is_stopped_before_the_evaluation_came_back_makes_up_for_it(
     run_in_process(config, tmp_path / "whole")
     deliver = InProcess.deliver
 
-    def stopped(self: InProcess, letters: list[Letter]) -> Iterator[tuple[Letter, Any]]:
+    def stopped(self: InProcess, letters: list[Letter], _: Any) -> Iterator[tuple[Letter, Any]]:
         for count, answer in enumerate(deliver(self, letters)):
             if letters[0].broadcast.round == 3 and count == 2:
                 raise KeyboardInterrupt
@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_before_its_last_evaluation_is_only_evaluated(
     trained = []
     patched = InProcess.deliver
 
-    def deliver(self: InProcess, letters: list[Letter]) -> Iterator[tuple[Letter, Any]]:
+    def deliver(self: InProcess, letters: list[Letter], _: Any) -> Iterator[tuple[Letter, Any]]:
         for letter, answer in patched(self, letters):
             trained.append(isinstance(answer, Reply))
             yield letter, answer

@@ -90,7 +90,7 @@ def test_a_round_tells_its_phases_its_members_and_whose_replies_were_used(
     outstanding: list[int] = []
     real = carrier.deliver
 
-    def deliver(letters):  # type: ignore[no-untyped-def]
+    def deliver(letters, enough=None):  # type: ignore[no-untyped-def]
         for letter, answer in real(letters):
             outstanding.append(rounds.progress.outstanding)
             if letter.trains and letter.name == silent:
