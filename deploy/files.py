@@ -18,6 +18,8 @@ from fedrc_flwr.privacy import CONFUSION
 
 #: The node of this project, and Flower's own.
 RESIDENT, FLOWER = "resident", "flower"
+#: Where the SuperLink keeps messages, runs and registered nodes.
+ON_DISK, IN_MEMORY = "file", "memory"
 LONGEST_NAME = 128  # of a node, in characters
 #: Where Flower behind the gate and a node listen, unless their files say otherwise.
 CONTROL, NODE = Address("127.0.0.1", 8002), Address("127.0.0.1", 9094)
@@ -41,6 +43,8 @@ class SuperLinkFile:
     metrics : where Prometheus may ask, plain text and without a password: keep it on loopback
     connections : how many the gate holds at once; a node needs one or two
     largest_reply : megabytes that a node may send for each message that it gets
+    database : ``file``, or ``memory``: faster with large networks, but when the SuperLink stops,
+        all that it knows is lost, such as the registered nodes and the runs
     insecure : plain text, no gate and no node authentication, for trials on one machine
     """
 
@@ -55,6 +59,7 @@ class SuperLinkFile:
     isolated: bool = False
     connections: int = 256
     largest_reply: int = 1024
+    database: str = ON_DISK
     insecure: bool = False
 
     @property
@@ -94,9 +99,9 @@ class SuperLinkFile:
         return self.state / "executor.secret"
 
     @property
-    def database(self) -> Path:
-        """The SuperLink's database."""
-        return self.state / "superlink.db"
+    def database_file(self) -> Path | None:
+        """The SuperLink's database, if it is a file."""
+        return self.state / "superlink.db" if self.database == ON_DISK else None
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,10 @@ def read_superlink_file(path: Path) -> SuperLinkFile:
     _demand_security(path, file.insecure, {"certificates": file.certificates})
     if not file.insecure and file.control.port == file.listen.port:
         raise ConfigError(f"{path}: listen and control have the same port: give control another")
+    if file.database not in (ON_DISK, IN_MEMORY):
+        raise ConfigError(
+            f"{path}: database = {file.database!r}: expected {ON_DISK} or {IN_MEMORY}"
+        )
     for name, value in (("connections", file.connections), ("largest-reply", file.largest_reply)):
         if value < 1:
             raise ConfigError(f"{path}: {name} = {value}: expected a number from 1")

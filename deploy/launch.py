@@ -46,9 +46,9 @@ def launch_superlink(path: Path) -> None:
     file = read_superlink_file(path)
     announce(f"SuperLink on {file.listen}")
     demand(check_superlink(file))
-    given_back = prepare_database(file.database)
-    if given_back:
-        print(f"compacted {file.database}: {given_back / 1e6:.0f} MB given back", flush=True)
+    database = file.database_file
+    if database is not None and (given_back := prepare_database(database)):
+        print(f"compacted {database}: {given_back / 1e6:.0f} MB given back", flush=True)
     ensure_secret(file.secret)
     os.umask(0o077)
     if file.metrics is not None:
@@ -155,7 +155,7 @@ def superlink_command(file: SuperLinkFile) -> list[str]:
     tls = Tls(inner / CA_CERTIFICATE, inner / SERVER_CERTIFICATE, inner / SERVER_KEY)
     return flower.superlink(
         file.flower.host, file.flower.port, None if file.insecure else tls,
-        file.database, file.secret, health,
+        file.database_file, file.secret, health,
     )  # fmt: skip
 
 

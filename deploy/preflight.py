@@ -28,6 +28,10 @@ FREE_BYTES = 1_000_000_000
 CLOCK_SKEW_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 RENEW = "`fedrc certs renew`"
+FORGETS = (
+    "database: memory: when this SuperLink stops, its run ends and the nodes have to be registered "
+    "again"
+)
 REPLACE_AUTHORITY = "replace the authority, see deploy/README.md"
 
 
@@ -37,6 +41,8 @@ def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Find
         yield Finding(WARNING, "insecure: true: plain text, and any node may connect")
     else:
         yield from check_certificates(file)
+    if file.database_file is None:
+        yield Finding(WARNING, FORGETS)
     yield check_bound(file)
     yield from check_secret(file)
     yield check_folder(file.state, "state")
@@ -46,7 +52,8 @@ def check_superlink(file: SuperLinkFile, starting: bool = True) -> Iterator[Find
         control = None if file.insecure else file.control
         yield from check_ports(file.listen, file.health, file.metrics, control)
     else:
-        yield from (check_private(path) for path in files_of(file.database))
+        database = file.database_file
+        yield from (check_private(path) for path in (files_of(database) if database else []))
 
 
 def check_certificates(file: SuperLinkFile) -> Iterator[Finding]:

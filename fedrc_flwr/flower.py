@@ -17,6 +17,8 @@ from fedrc_flwr.errors import ConfigError, RunError
 
 CONNECTION = "fedrc"
 CALL_SECONDS = 300
+#: In place of a SuperLink's database: everything is kept in memory.
+MEMORY = ":flwr-in-memory:"
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,15 @@ def simulation_superlink(port: int) -> list[str]:
 
 
 def superlink(
-    host: str, port: int, tls: Tls | None, database: Path, secret: Path, health: str | None
+    host: str, port: int, tls: Tls | None, database: Path | None, secret: Path, health: str | None
 ) -> list[str]:
-    """The server's long-lived half; the ServerApp runs in a process of its own."""
+    """The server's long-lived half; the ServerApp runs in a process of its own.
+
+    Without a ``database``, it keeps everything in memory.
+    """
     command = [
         program("flower-superlink"), "--host", host, "--port", str(port),
-        "--isolation", "process", "--database", str(database),
+        "--isolation", "process", "--database", str(database or MEMORY),
         "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
     ]  # fmt: skip
     if tls is None:

@@ -191,16 +191,16 @@ class Rounds:
             online = self._asked(online, number, self.settings.needed(len(online)))
             # Clients that are left out still count where nobody could take their place.
             sampled = self.settings.sample_size(len(online))
-            busy = {letter.name for letter in carrier.under_way() if letter.trains}
+            enough, under_way = self.settings.enough(sampled), carrier.under_way()
+            busy = {letter.name for letter in under_way if letter.trains}
             names = self.sample(online, number, attempt, busy)
             broadcast = self.broadcast(number, len(names))
             letters = self._evaluations.beside(self.letters(broadcast, names))
-            letters += self._evaluations.letters(reachable(carrier), carrier.under_way())
+            letters += self._evaluations.letters(reachable(carrier), under_way)
             self.progress.asked(letter.name for letter in letters)
             with self.progress.phase(TRAINING):
-                enough = self.settings.enough(sampled)
-                answers = self._exchanged(carrier, letters, enough)
-                metrics = self.fold(number, self._updates(answers, number), sampled, len(names))
+                replies = self._updates(self._exchanged(carrier, letters, enough), number)
+                metrics = self.fold(number, replies, sampled, len(names) if busy else None)
             # Where training failed, the client may still evaluate.
             if again := self._evaluations.failed(self._silent, carrier.under_way()):
                 with self.progress.phase(EVALUATION):

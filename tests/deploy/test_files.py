@@ -44,7 +44,8 @@ def test_the_example_of_the_server_loads_as_it_is() -> None:
     assert file.tls.ca == EXAMPLES / "certificates" / "ca.crt"
     assert file.tls.certificate == EXAMPLES / "certificates" / "server.crt"
     assert file.tls.key == EXAMPLES / "certificates" / "server.key"
-    assert file.database.parent == file.secret.parent == EXAMPLES / "state"
+    assert file.database_file is not None
+    assert file.database_file.parent == file.secret.parent == EXAMPLES / "state"
     assert file.outputs == EXAMPLES / "outputs"
 
 
@@ -264,6 +265,12 @@ def test_node_holds_data_of_its_own_or_a_part_of_a_scenario(tmp_path: Path) -> N
 )
 def test_a_value_out_of_range_is_refused(tmp_path: Path, key: str, value: Any, said: str) -> None:
     assert refusal("node", tmp_path, {key: value}) == said
+
+
+def test_a_database_is_a_file_or_in_memory(tmp_path: Path) -> None:
+    said = refusal("superlink", tmp_path, {"database": "postgres"})
+
+    assert said == "database = 'postgres': expected file or memory"
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,13 @@ def test_the_superlink_has_tls_and_authentication_by_default(tmp_path: Path) -> 
     assert option(command, "--health-server-address") == "127.0.0.1:8001"
 
 
+def test_a_superlink_that_keeps_everything_in_memory_has_no_database(tmp_path: Path) -> None:
+    file = superlink_file(tmp_path, database="memory")
+
+    assert option(superlink_command(file), "--database") == ":flwr-in-memory:"
+    assert file.database_file is None
+
+
 def test_the_executor_trusts_the_authority_and_shares_the_secret(tmp_path: Path) -> None:
     file = superlink_file(tmp_path, address="fedrc.example.org:8000", control="127.0.0.1:8002")
 

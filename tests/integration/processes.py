@@ -112,6 +112,7 @@ class Federation:
             f"control: 127.0.0.1:{self.control}\n"
             f"health: 127.0.0.1:{free_port()}\ncertificates: certificates\n"
             f"metrics: 127.0.0.1:{self.metrics}\nstate: state\noutputs: outputs\n"
+            + "".join(f"{key}: {value}\n" for key, value in superlink.items())
         )
         self.superlink = self.part("superlink", "superlink", self.file)
         self.serverapp = self.part("serverapp", "serverapp", self.file)

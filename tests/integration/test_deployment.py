@@ -307,3 +307,36 @@ def test_nodes_join_late_leave_and_come_back_after_a_cluster_was_removed(
     for event in rounds:
         assert sum(event["shares"]) == pytest.approx(1.0)
         assert all(np.isfinite(event["shares"]))
+
+
+def test_a_superlink_in_memory_forgets_its_nodes_and_its_run_which_is_resumed(
+    tmp_path: Path, simulated: Path
+) -> None:
+    forgetful = Federation(tmp_path, database="memory")
+    try:
+        forgetful.start()
+        names = [*(f"client-{n}" for n in range(3)), "observer-0"]
+        for partition, name in enumerate(names):
+            role = "observe" if name == "observer-0" else "train"
+            forgetful.node(name, partition, role=role).start()
+        run = forgetful.run("forgotten", *flags())
+        forgetful.wait_for_round("forgotten", 2)
+
+        forgetful.superlink.kill()
+        forgetful.superlink.start()
+        forgetful.wait_for_superlink()
+
+        assert forgetful.finish(run) != 0
+        listed = fedrc("node", "list", forgetful.file).stdout
+        assert not any(name in listed for name in names), listed
+        assert not list((tmp_path / "state").glob("*.db*"))
+        for name in names:
+            key = tmp_path / name / "node.key.pub"
+            done = fedrc("node", "register", forgetful.file, key, "--name", name)
+            assert done.returncode == 0, done.stderr
+        again = forgetful.run("forgotten", *flags(), resume=True)
+        assert forgetful.finish(again, seconds=900) == 0, again.log()
+        assert [e["round"] for e in forgetful.rounds("forgotten")] == [1, 2, 3, 4]
+        assert_same_models(state_of(simulated), state_of(forgetful.outputs / "forgotten"), 1e-5)
+    finally:
+        forgetful.stop()

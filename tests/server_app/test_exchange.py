@@ -31,7 +31,7 @@ def test_every_message_is_answered_once_whatever_the_window() -> None:
     for window in (0, 1, 3, 100):
         grid = InMemoryGrid(7, {"data.clients": 7})
 
-        answers = exchange(grid, messages(list(range(100, 107))), window, deadline=5)
+        answers = exchange(grid, messages(list(range(100, 107))), window, deadline=60)
 
         assert len(answers) == 7
         assert names(answers, replied=True) == {f"node-{n}" for n in range(100, 107)}
@@ -63,7 +63,7 @@ def test_a_reply_after_the_deadline_is_never_looked_at() -> None:
     grid._replies[message.metadata.message_id] = late
     grid.behaviours.clear()
 
-    second = exchange(grid, messages([100, 101]), 0, deadline=5)
+    second = exchange(grid, messages([100, 101]), 0, deadline=60)
 
     assert names(first, replied=False) == {"node-100"}
     assert all(a.reply is not late for a in second)
@@ -77,7 +77,7 @@ def test_a_message_that_cannot_be_pushed_counts_as_unanswered() -> None:
 
     grid = Full(1, {"data.clients": 1})
 
-    answers = exchange(grid, messages([100]), 0, deadline=5)
+    answers = exchange(grid, messages([100]), 0, deadline=60)
 
     assert answers == [Answer("node-100", None)]
 
@@ -89,7 +89,7 @@ def test_a_reply_that_comes_twice_counts_once() -> None:
 
     grid = Stutters(2, {"data.clients": 2})
 
-    answers = exchange(grid, messages([100, 101]), 0, deadline=5)
+    answers = exchange(grid, messages([100, 101]), 0, deadline=60)
 
     assert len(answers) == 2
 
@@ -120,7 +120,7 @@ def test_a_deployment_sends_all_messages_of_a_round_together() -> None:
 
     grid = Deployment(5, {"data.clients": 5})
 
-    answers = exchange(grid, messages(list(range(100, 105))), 0, deadline=5)
+    answers = exchange(grid, messages(list(range(100, 105))), 0, deadline=60)
 
     assert grid.batches == [5]
     assert names(answers, replied=False) == {"node-102"}

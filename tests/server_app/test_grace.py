@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -72,8 +72,12 @@ def test_exchange_ends_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_those_that_only_evaluate_are_measured_by_each_other() -> None:
-    def letter(name: str, trains: bool) -> Any:
-        return SimpleNamespace(name=name, trains=trains)
+    @dataclass(eq=False)
+    class Asked:
+        name: str
+        trains: bool
+
+    letter: Any = Asked
 
     training, evaluation = (Grace(1, 3.0, SAMPLES, {}) for _ in range(2))
     both = RoundsGrace(training, evaluation)
@@ -90,3 +94,30 @@ def test_those_that_only_evaluate_are_measured_by_each_other() -> None:
     assert both.is_over([observers[1]], 60.0)
     assert not both.is_over([trainers[1], observers[1]], 299.0)
     assert both.is_over([trainers[1], observers[1]], 300.0)
+
+
+def test_with_a_quorum_the_rest_is_not_waited_for() -> None:
+    @dataclass(eq=False)
+    class Asked:
+        name: str
+        trains: bool
+
+    def round_of(enough: int) -> tuple[RoundsGrace, list[Any]]:
+        made: list[Any] = [Asked(name, True) for name in "abcd"] + [Asked("large", False)]
+        waited = RoundsGrace(*(Grace(1, 0.0, SAMPLES, {}) for _ in range(2)), enough)
+        for letter in made:
+            waited.sent(letter, 0.0)
+        return waited, made
+
+    waited, made = round_of(enough=2)
+    waited.answered(made[0], 1.0)
+    assert not waited.is_over(made[1:], 2.0)
+    waited.answered(Asked("late", True), 2.0)  # of an earlier round: it does not count
+    assert not waited.is_over(made[1:], 2.0)
+    waited.answered(made[1], 3.0)
+    assert waited.is_over(made[2:], 3.0)
+    # Nobody is left who trains: the evaluation goes on while the next round trains.
+    waited, made = round_of(enough=9)
+    for letter in made[:4]:
+        waited.answered(letter, 1.0)
+    assert waited.is_over(made[4:], 1.0)
