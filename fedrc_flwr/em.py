@@ -19,6 +19,8 @@ Labels = NDArray[np.int64]
 LEAST_POOLED = 1e-30
 PRIOR_FLOOR = 0.1  # smallest mass, in samples, of a label in a cluster's prior
 TOLERATED = 1e-6  # allowed difference from 1 of the sum of weights
+#: Mixture weight of a cluster that a client has given none so far.
+UNSEEN = 1e-3
 
 
 def e_step(
@@ -93,6 +95,16 @@ def check_distribution(weights: Floats, shape: tuple[int, ...], what: str) -> No
         raise WeightsError(
             f"{what}: expected finite, nonnegative weights of shape {shape} that sum to 1"
         )
+
+
+def reachable(mixture_weights: Floats) -> Floats:
+    """The same weights, (K,), with a small one instead of zero.
+
+    A client that has only received its own cluster's model has zeros for the others. The E-step
+    multiplies by the weights, so that it could never leave a zero again.
+    """
+    weights = np.where(mixture_weights > 0, mixture_weights, UNSEEN)
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
 def update_mixture_weights(responsibilities: Floats) -> Floats:

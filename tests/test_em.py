@@ -544,3 +544,20 @@ def test_squared_movement_sees_through_noise_as_often_as_its_error_says(moving):
     assert estimates.mean() == pytest.approx(moving, abs=5 * estimates.std() / np.sqrt(2000))
     if moving == 0.0:
         assert estimates.std() == pytest.approx(errors[0], rel=0.05)
+
+
+def test_cluster_without_weight_stays_reachable():
+    # One sample that the second model fits by 9 nats better: 1 against 0.001 * exp(9) = 8.10.
+    losses, labels = np.array([[10.0, 1.0]]), np.array([0])
+    start = em.reachable(np.array([1.0, 0.0]))
+
+    np.testing.assert_allclose(start, [1 / 1.001, 0.001 / 1.001])
+    np.testing.assert_allclose(
+        em.e_step(losses, start, None, labels), [[0.1099, 0.8901]], atol=1e-4
+    )
+
+
+def test_weights_above_zero_stay_as_they_are():
+    weights = np.array([0.3, 1e-12, 0.7 - 1e-12])
+
+    np.testing.assert_allclose(em.reachable(weights), weights, rtol=1e-12)

@@ -33,7 +33,9 @@ from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 #: A client that listened is placed if one cluster has at least this weight; else it keeps several.
 PLACED = 0.65
-#: Rounds for which clients listen before they are placed.
+#: The same for a client whose samples contradict each other, which is a sign of several concepts.
+PLACED_MIXED = 0.8
+#: Rounds after a grouping for which clients listen before they are placed.
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
 ENOUGH = 0.8
@@ -269,9 +271,10 @@ class Discovering(ClusteredAlgorithm):
             for name, weights in places.for_newcomers(state, new).items():
                 clients[name], line = places.settled(state, name, weights)
                 lines.append(line)
-        if is_found(before) and state.round - state.numbers[FOUND] >= LISTENING:
+        if is_found(before) and state.round - state.numbers[GROUPED] >= LISTENING:
             for name in sorted(set(open_) - set(new)):
-                clients[name], line = places.heard(state, name, PLACED)
+                mixed = clients[name].cluster <= places.PROVISIONAL
+                clients[name], line = places.heard(state, name, PLACED_MIXED if mixed else PLACED)
                 lines += [line] if line else []
         state = replace(state, clients=clients)
         return state, {"sentence": "; ".join(sorted(lines))} if lines else None

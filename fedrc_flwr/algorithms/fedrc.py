@@ -125,9 +125,10 @@ class FedRC(Discovering):
         elif phase.pooled:
             responsibilities = em.pooled_e_step(losses, prior, labels, phase.exponent)
         else:
-            responsibilities = em.e_step(
-                losses, state.mixture_weights, prior, labels, phase.exponent
-            )
+            weights = state.mixture_weights
+            if self.settings.discovers():
+                weights = em.reachable(weights)
+            responsibilities = em.e_step(losses, weights, prior, labels, phase.exponent)
         moments = None
         if self.settings.e_step == "adam":
             moments = state.moments

@@ -21,6 +21,9 @@ CLEAR = 0.45
 #: A client may hold several concepts if its fingerprint covers less than this share of its samples,
 #: relative to the median client: the others were left out because their labels contradict them.
 COVERED = 0.75
+#: One that was found to hold several concepts does so until its fingerprint covers this share: the
+#: next network may leave out fewer of its samples.
+COVERED_AGAIN = 0.9
 #: Numbers of the state: the round in which the concepts were first found, in which the annealed
 #: E-step took over, from which clients are measured with the present yardstick, and in which they
 #: were last grouped; the next cluster's id; the share of labels on which concepts agree.
@@ -188,7 +191,12 @@ def mixed_clients(state: ServerState) -> set[str]:
         if record.fingerprint is not None and record.noise == 0 and record.samples > 0
     }
     usual = float(np.median(list(covered.values()))) if covered else 0.0
-    return {name for name, share in covered.items() if share < COVERED * usual}
+    known = {name for name in covered if state.clients[name].cluster == SEVERAL}
+    return {
+        name
+        for name, share in covered.items()
+        if share < (COVERED_AGAIN if name in known else COVERED) * usual
+    }
 
 
 def _placed(

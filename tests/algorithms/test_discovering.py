@@ -246,3 +246,13 @@ def test_other_algorithms_begin_with_the_same_groups(algorithm: str) -> None:
     assert events[AFTER - 1]["discovery"]["sentence"].startswith("3 concepts among 12 clients")
     assert len(rounds.state.clusters) == 3
     assert rounds.state.numbers[FOUND] == AFTER
+
+
+def test_fedem_uses_its_own_e_step_after_it_began_with_the_groups() -> None:
+    rounds, _, _ = run(algorithm="fedem", rounds=AFTER + discovering.LISTENING + 1)
+
+    for record in rounds.state.clients.values():
+        if record.role == TRAIN:
+            weights = record.mixture_weights()
+            assert weights is not None
+            assert (weights > 0).all()
