@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -46,6 +47,8 @@ QUICK, SLOW = 0.1, 2.0
 #: The pause is this part of the time since the last message, and so many times the SuperLink's
 #: answer, so that many nodes do not keep it busy with questions.
 OF_SILENCE, OF_ANSWER = 1 / 30, 10.0
+#: How long a reply waits for the confirmation of its message.
+CONFIRM_SECONDS = 10.0
 #: Runs whose app and state are kept in memory.
 MOST_RUNS = 16
 
@@ -114,6 +117,7 @@ class ResidentNode:
         self._node_id = 0
         self._name = read_node_file(path).name
         self._unanswered: Message | None = None
+        self._confirming: threading.Thread | None = None
 
     def work(self) -> None:
         """Sign on and answer messages for ever."""
@@ -198,8 +202,7 @@ class ResidentNode:
             task = self._task(file, message, tree, started)
         except PolicyError as error:
             log(ERROR, "%s: %s", self._name, error)
-            with suppress(httpx.HTTPError):
-                self._fleet.confirm(message)
+            self._confirm(message)
             answer = refused(self._name, message, error)
             return packed(answer, failed=f"refused ({error})", refused=error.code)
         except TooLarge:
@@ -232,7 +235,8 @@ class ResidentNode:
         installed = run.allowed(file.policy.apps)
         check_run(file.policy, run.settings, file.data is not None, file.count_noise)
         objects = self._fleet.objects(number, tree, file.largest_message * 10**6)
-        self._fleet.confirm(message)
+        self._confirming = threading.Thread(target=self._confirm, args=(message,), daemon=True)
+        self._confirming.start()  # nobody waits for it: the SuperLink deletes what was sent
         self._tally.bytes_down += sum(map(len, objects.values()))
         context = context_to_proto(
             Context(
@@ -246,6 +250,10 @@ class ResidentNode:
             run.bundle, installed, tree.SerializeToString(), objects,
             context.SerializeToString(), started,
         )  # fmt: skip
+
+    def _confirm(self, message: Message) -> None:
+        with suppress(httpx.HTTPError, RunOver, NotRegistered):
+            self._fleet.confirm(message)
 
     def _known(self, number: int) -> KnownRun:
         if number not in self._runs:
@@ -268,6 +276,8 @@ class ResidentNode:
     def _send(self, message: Message, outcome: Outcome, seconds: float) -> int:
         """Send a reply for as long as somebody waits for it; returns its bytes."""
         reply, tree = checked(outcome, message)
+        if self._confirming is not None:
+            self._confirming.join(CONFIRM_SECONDS)
         left = message.metadata.created_at + message.metadata.ttl - time.time()
         with self._fleet.hurried(max(left, 1.0)):
             self._fleet.push(reply, tree, outcome.objects, seconds)

@@ -22,7 +22,6 @@ from logging import ERROR, INFO
 
 import psutil
 from flwr.app import Context, Message, MessageType
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.common.config import get_project_config
@@ -142,6 +141,8 @@ def _installed_app(content: bytes) -> ClientApp:
 
 def _unpacked(content: bytes) -> ClientApp:
     """An app that the node's policy lists, unpacked under the whole of its hash."""
+    from flwr.cli.install import install_from_fab  # some 20 MB
+
     folder = install_from_fab(content, get_flwr_home() / hash_of(content), skip_prompt=True)
     reference = get_project_config(folder)["tool"]["flwr"]["app"]["components"]["clientapp"]
     log(INFO, "running %s of bundle %s", reference, hash_of(content))
