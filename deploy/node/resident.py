@@ -305,7 +305,7 @@ def run_node(path: Path, alone: bool) -> int:
     if file.health is not None:
         from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
-        run_health_server_grpc_no_tls(str(file.health))
+        health = run_health_server_grpc_no_tls(str(file.health))  # noqa: F841  kept while it serves
     fleet = Fleet(file)
     serve_node(file, tally, lambda: fleet.heard)
     node = ResidentNode(path, fleet, worker, tally)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -176,6 +177,12 @@ class Federation:
     def finish(self, run: Part, seconds: float = 400) -> int:
         assert run.process is not None
         return int(run.process.wait(seconds))
+
+    def online(self) -> int:
+        """How many nodes are online."""
+        told = fedrc("node", "list", self.file).stdout
+        found = re.search(r"(\d+) online", told)
+        return int(found[1]) if found else 0
 
     def at_work(self, node: str) -> bool:
         """Whether a node is working on a message, as its own port says."""

@@ -165,6 +165,75 @@ def test_a_node_killed_in_mid_training_comes_back_with_its_weights(federation: F
     assert max(path.stem for path in states) >= "round-000002"
 
 
+def test_a_node_stopped_in_mid_training_signs_off_and_its_successor_is_let_in_at_once(
+    federation: Federation,
+) -> None:
+    node = federation.nodes["client-1"]
+    run = federation.run("node-stopped", *flags(rounds=4, epochs=60, min_clients=2))
+    federation.wait_for_round("node-stopped", 1)
+    wait_until(lambda: federation.at_work("client-1"), "client-1 at work")
+    said = len(node.log())
+
+    node.stop_gently()
+    assert "signed off" in node.log()[said:]
+    assert not federation.processes("deploy.node", "client-1")
+    node.start()
+
+    wait_until(lambda: "signed on" in node.log()[said:], "the successor")
+    assert "an earlier session" not in node.log()[said:]
+    assert federation.finish(run) == 0, run.log()
+    rounds = federation.rounds("node-stopped")
+    reasons = [reason for e in rounds for name, reason in e["failed"].items() if name == "client-1"]
+    assert reasons
+    assert all("stopped while it worked" in reason for reason in reasons)
+    assert rounds[-1]["replied"] == 3
+
+
+def test_an_app_of_another_version_in_mid_life_gets_a_worker_of_its_own(
+    federation: Federation, simulated: Path, tmp_path: Path
+) -> None:
+    assert federation.finish(federation.run("version-a", *flags())) == 0
+    (first,) = federation.processes("deploy.node.worker", "client-0")
+    marker = tmp_path / "imported"
+    app = misbehaving_app(
+        tmp_path,
+        f"    pathlib.Path({str(marker)!r}).touch()\n    return honest.train(message, context)\n",
+    )
+    server = read_superlink_file(federation.file)
+
+    done = submit(server, configured(**SETTINGS), "version-b", lambda event: None, app=app)
+
+    assert done.completed, done.reason
+    assert marker.exists()
+    (second,) = federation.processes("deploy.node.worker", "client-0")
+    assert second.pid != first.pid
+    marker.unlink()
+    assert federation.finish(federation.run("version-a-again", *flags())) == 0
+    assert not marker.exists()
+    for name in ("version-a", "version-b", "version-a-again"):
+        assert_same_models(state_of(simulated), state_of(federation.outputs / name), 1e-5)
+
+
+def test_flowers_own_supernode_takes_part_beside_resident_nodes(federation: Federation) -> None:
+    leaver = federation.nodes["client-2"]
+    leaver.stop_gently()
+    file = federation.folder / "client-2" / "node.yaml"
+    resident = file.read_text()
+    file.write_text(f"{resident}supernode: flower\n")
+    try:
+        leaver.start()
+        wait_until(lambda: "SuperNode ID" in leaver.log(), "Flower's own SuperNode")
+        run = federation.run("fallback", *flags(rounds=2, evaluate_every=2))
+        assert federation.finish(run) == 0, run.log()
+        assert "node.yaml says so" in leaver.log()
+        assert all(event["replied"] == 3 for event in federation.rounds("fallback"))
+    finally:
+        leaver.stop_gently()
+        file.write_text(resident)
+        leaver.start()
+        wait_until(lambda: federation.online() == 4, "the resident node again")
+
+
 def test_a_killed_server_app_is_resumed_to_the_same_models(
     federation: Federation, simulated: Path
 ) -> None:
