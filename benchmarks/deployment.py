@@ -3,8 +3,8 @@
     python benchmarks/deployment.py
 
 Sets up a federation as deploy/README.md says and takes a round's seconds apart: the clients'
-computing, the time from a message's arrival to the first batch (its objects are fetched and read in
-it), and the rest: messages, sums, the server's step. Measured are the rounds after the one in which
+computing, the time from a message that has arrived to the first batch, and the rest: messages on
+their way, sums, the server's step. Measured are the rounds after the one in which
 the concepts are found, or all but the first with the paper's start, where every client trains K
 networks in each round.
 """

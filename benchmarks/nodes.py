@@ -120,7 +120,7 @@ def long_run(rounds: int) -> None:
             f"| idle: memory | {idle_memory:.0f} MB |",
             f"| at work, after {WARM_ROUND} rounds: memory | {early:.0f} MB |",
             f"| after {rounds} rounds | {late:.0f} MB ({100 * (late / early - 1):+.1f} %) |",
-            "| from a message's arrival to the first batch, mean of the clients: median round, "
+            "| from a message that has arrived to the first batch, mean of clients: median round, "
             f"95th of a hundred | {median(ready):.2f} s, {ready[int(0.95 * len(ready))]:.2f} s |",
         ],
     )

@@ -31,7 +31,7 @@ app = ClientApp()
 
 
 def _received(message: Message) -> float:
-    """When this message arrived. The resident node tells in seconds; elsewhere it is now."""
+    """When the whole message was there: as the resident node tells, in seconds; elsewhere, now."""
     try:
         return float(message.metadata.delivered_at)
     except ValueError:

@@ -73,7 +73,7 @@ class Task:
     message : the message's tree of objects, as Flower's protocol has it
     objects : the contents of those objects by their hashes
     context : Flower's context with the client's state, as Flower's protocol has it
-    received : when the node got the message, in seconds since 1970
+    received : when the whole message was there, in seconds since 1970
     """
 
     bundle: bytes

@@ -199,7 +199,7 @@ class ResidentNode:
         """The reply to a message: the worker's, a refusal, or an error."""
         try:
             file = read_node_file(self._path)
-            task = self._task(file, message, tree, started)
+            task = self._task(file, message, tree)
         except PolicyError as error:
             log(ERROR, "%s: %s", self._name, error)
             self._confirm(message)
@@ -228,7 +228,7 @@ class ResidentNode:
         self._tally.spent("work", time.time() - ready)
         return outcome
 
-    def _task(self, file: NodeFile, message: Message, tree: ObjectTree, started: float) -> Task:
+    def _task(self, file: NodeFile, message: Message, tree: ObjectTree) -> Task:
         """Check everything about a message, then fetch what belongs to it."""
         number = message.metadata.run_id
         run = self._known(number)
@@ -248,7 +248,7 @@ class ResidentNode:
             context.state.CopyFrom(self._states[run.run.series_id])
         return Task(
             run.bundle, installed, tree.SerializeToString(), objects,
-            context.SerializeToString(), started,
+            context.SerializeToString(), time.time(),
         )  # fmt: skip
 
     def _confirm(self, message: Message) -> None:
