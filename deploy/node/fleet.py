@@ -51,9 +51,9 @@ from deploy.files import NodeFile
 from fedrc_flwr.errors import ConfigError
 
 #: A node that is not heard of for twice as long counts as gone: its messages come back as errors,
-#: and the same key may sign on again.
-HEARTBEAT_SECONDS = 15.0
-BEAT_EACH, BEAT_AGAIN = 6.0, 2.0
+#: and the same key may sign on again. Less would cost nodes of a busy server their place.
+HEARTBEAT_SECONDS = 30.0
+BEAT_EACH, BEAT_AGAIN = 10.0, 2.0
 #: Seconds between attempts while the SuperLink does not answer.
 FIRST_RETRY, LAST_RETRY = 0.25, 5.0
 #: Seconds between attempts while an earlier session of this key is not over.
@@ -265,7 +265,8 @@ class Fleet:
                     raise NotRegistered from None
                 if status == httpx.codes.FORBIDDEN:
                     raise RunOver from None
-                if status not in (429, 502, 503, 504):
+                # 500 is what a SuperLink answers whose database is locked for too long.
+                if status < 500 and status != httpx.codes.TOO_MANY_REQUESTS:
                     raise
                 problem: Exception = error
             except httpx.TransportError as error:

@@ -169,8 +169,10 @@ class ResidentNode:
         self._tally.arrived(kind)
         self._tally.busy, self._unanswered = True, message
         started = time.time()
+        left = message.metadata.created_at + message.metadata.ttl - started
         try:
-            outcome = self._answered(message, tree, started)
+            with self._fleet.hurried(max(left, 1.0)):
+                outcome = self._answered(message, tree, started)
             worked = time.time()
             if outcome.refused:
                 self._tally.refuse(outcome.refused)

@@ -78,7 +78,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def test_a_superlink_that_goes_away_and_returns_is_asked_again(make: Make) -> None:
-    gone = [httpx.ConnectError("refused"), failing(503), httpx.ReadTimeout("late"), failing(502)]
+    gone = [httpx.ConnectError("refused"), failing(503), httpx.ReadTimeout("late"), failing(500)]
     fleet, stub = make(PullMessages=[*gone, PullMessagesResponse()])
     fleet.sign_on()
 
@@ -98,7 +98,9 @@ def test_a_hurried_call_gives_up(make: Make) -> None:
     fleet.sign_off()
 
 
-@pytest.mark.parametrize(("status", "error"), [(401, NotRegistered), (403, RunOver)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(401, NotRegistered), (403, RunOver), (404, httpx.HTTPStatusError)]
+)
 def test_what_another_attempt_does_not_help(
     make: Make, status: int, error: type[Exception]
 ) -> None:
