@@ -5,8 +5,7 @@
 Ten clients of the digits, three of which are ten times slower. The real server and client apps run
 in one process; only the clock is made up: a fast node trains for ten seconds and evaluates for one,
 and time passes when the server waits (tests/timed.py). Compared are a round that waits for
-everybody, the default, which gives up the slow nodes after three times the others' time, and
-`federation.quorum = 0.7`.
+everybody and `federation.quorum = 0.7`.
 """
 
 from __future__ import annotations
@@ -34,16 +33,14 @@ from server_app.app import run_on_flower
 
 CLIENTS, OBSERVERS, SLOW = 10, 3, 3
 FAST_SECONDS, SLOWER = 10.0, 10.0
-EVERY = 2
+EVERY = 3
 #: How the server waits, and how many rounds a run has.
 WAYS: dict[str, tuple[dict[str, Any], int]] = {
-    "everybody": ({"federation.grace": 0.0}, 30),
-    "default": ({}, 60),
-    "quorum": ({"federation.quorum": 0.7}, 100),
+    "everybody": ({"federation.grace": 0.0}, 15),
+    "quorum": ({"federation.quorum": 0.7}, 45),
 }
 NAMES = {
     "everybody": "waits for everybody (`grace = 0`)",
-    "default": "default (`grace = 3`)",
     "quorum": "`quorum = 0.7`",
 }
 

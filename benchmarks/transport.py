@@ -20,9 +20,11 @@ from fedrc_flwr.report.summary import adjusted_rand_index
 from fedrc_flwr.transport import TRANSPORTS
 
 
-def run(seed: int, transport: str) -> dict[str, Any]:
+def run(seed: int, transport: str, length: int) -> dict[str, Any]:
     """One run: the last accuracies, the index, and the bytes of a round after discovery."""
-    config = load_config({"scenario": "digits", "seed": seed, "federation.transport": transport})
+    config = load_config(
+        {"scenario": "digits", "seed": seed, "rounds": length, "federation.transport": transport}
+    )
     rounds, carrier = in_memory(config)
     events: list[dict[str, Any]] = []
     outcomes: list[dict[str, Any]] = []
@@ -42,11 +44,13 @@ def run(seed: int, transport: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="100,101,102,103,104")
-    seeds = [int(seed) for seed in parser.parse_args().seeds.split(",")]
+    parser.add_argument("--rounds", type=int, default=25)
+    arguments = parser.parse_args()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
     torch.set_num_threads(1)
     rows = []
     for transport in TRANSPORTS:
-        found = [run(seed, transport) for seed in seeds]
+        found = [run(seed, transport, arguments.rounds) for seed in seeds]
         row = {name: mean(each[name] for each in found) for name in found[0]}
         alone = " ".join(f"{each['global']:.3f}" for each in found)
         rows.append(
@@ -57,8 +61,8 @@ def main() -> None:
     write_section(
         "transport",
         [
-            f"{machine()}; digits, 12 clients and 3 observers, 60 rounds, seeds {seeds[0]} to "
-            f"{seeds[-1]}",
+            f"{machine()}; digits, 12 clients and 3 observers, {arguments.rounds} rounds, seeds "
+            f"{seeds[0]} to {seeds[-1]}",
             "",
             "| transport | local accuracy | global accuracy (each seed) | index | kB down a round "
             "| kB up |",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import closing
 from pathlib import Path
 
 from flwr.app import Context
@@ -54,6 +55,7 @@ def run_on_flower(config: RunConfig, directory: Path, grid: Grid) -> Run:
         trainers, everybody = run.rounds.settings.awaited(clients, everybody)
         roster.wait(trainers, everybody, exchange.enrolment_timeout, run.rounds.enrol, needed)
 
-    with Pulse(directory, run.rounds.progress, lambda: run.rounds.state.round):
+    pulse = Pulse(directory, run.rounds.progress, lambda: run.rounds.state.round)
+    with closing(roster), closing(strategy), pulse:
         run.go(strategy, enrol)
     return run

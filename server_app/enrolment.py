@@ -178,6 +178,10 @@ class Roster:
             if client.role == role and self._nodes[name] in self._online
         )
 
+    def close(self) -> None:
+        """Expect no answer any more."""
+        self._outbox.close()
+
     def node(self, name: str) -> int:
         """The node of a client."""
         return self._nodes[name]

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
@@ -22,8 +23,9 @@ except ImportError:  # another version of Flower
     fetching = None  # type: ignore[assignment]
 
 PULL_AT_ONCE = 16
-#: Replies that are fetched at the same time, which bounds the memory that they need.
-FETCH_AT_ONCE = 4
+#: Replies that are fetched at the same time, which bounds the memory that they need. Slow uploads
+#: must not keep the others waiting.
+FETCH_AT_ONCE = 16
 
 
 class Inbox:
@@ -34,6 +36,7 @@ class Inbox:
         self._fetches = fetching is not None and fetching.is_possible(grid)
         self._announced: deque[tuple[str, Any]] = deque()
         self._fetching: dict[str, Future[Message | None]] = {}
+        self._wanted: set[str] = set()
         self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(FETCH_AT_ONCE, "reply")  # starts no thread by itself
 
@@ -43,6 +46,7 @@ class Inbox:
         None is a reply whose content will never arrive.
         """
         waiting = list(identities)
+        self._wanted = set(waiting)
         if not self._fetches:
             for start in range(0, len(waiting), PULL_AT_ONCE):
                 for reply in self._grid.pull_messages(waiting[start : start + PULL_AT_ONCE]):
@@ -62,10 +66,13 @@ class Inbox:
         """Fetch what has been announced, a few at a time."""
         while self._announced and len(self._fetching) < FETCH_AT_ONCE:
             identity, about = self._announced.popleft()
-            given_up = self._closed.is_set
+            given_up = partial(self._is_given_up, identity)
             self._fetching[identity] = self._pool.submit(
                 fetching.fetched, self._grid, about, given_up
             )
+
+    def _is_given_up(self, identity: str) -> bool:
+        return self._closed.is_set() or identity not in self._wanted
 
     def wait(self, seconds: float) -> bool:
         """Wait for what is being fetched, at most so long; False if there is nothing."""

@@ -60,6 +60,10 @@ class ClusteredStrategy(Strategy):
         """Names of the reachable clients with a role, sorted."""
         return self.roster.online(role)
 
+    def close(self) -> None:
+        """Expect no reply any more."""
+        self._outbox.close()
+
     def under_way(self) -> set[Letter]:
         """The letters that may still be answered."""
         return self._outbox.unanswered()

@@ -11,6 +11,8 @@ import pytest
 from server_app import fetching, inbox
 from server_app.inbox import FETCH_AT_ONCE, Inbox
 
+EVERYBODY = list("abcdefghijklmnopqrstuvwxyz")
+
 
 @dataclass
 class Superlink:
@@ -41,7 +43,7 @@ class Superlink:
 
 @pytest.fixture
 def superlink(monkeypatch: pytest.MonkeyPatch) -> Superlink:
-    names = [*"abcdefgh", "never"]
+    names = [*EVERYBODY, "never"]
     link = Superlink(set(names), {name: threading.Event() for name in names})
     monkeypatch.setattr(fetching, "announced", link.announced)
     monkeypatch.setattr(fetching, "fetched", link.fetched)
@@ -73,7 +75,7 @@ def test_a_reply_that_is_not_complete_holds_up_no_other(superlink: Superlink) ->
 
 
 def test_a_few_are_fetched_at_a_time_and_all_of_them_in_the_end(superlink: Superlink) -> None:
-    box, everybody = Inbox(None), list("abcdefgh")  # type: ignore[arg-type]
+    box, everybody = Inbox(None), EVERYBODY  # type: ignore[arg-type]
     assert list(box.replies(everybody)) == []
     for event in superlink.complete.values():
         event.set()
@@ -81,7 +83,7 @@ def test_a_few_are_fetched_at_a_time_and_all_of_them_in_the_end(superlink: Super
     found = collect(box, everybody, len(everybody))
 
     assert sorted(identity for identity, _ in found) == everybody
-    assert superlink.most <= FETCH_AT_ONCE
+    assert superlink.most <= FETCH_AT_ONCE < len(everybody)
     box.close()
 
 
@@ -90,6 +92,19 @@ def test_a_reply_whose_content_never_arrives_is_none(superlink: Superlink) -> No
     superlink.complete["never"].set()
 
     assert collect(box, ["never"], 1) == [("never", None)]
+    box.close()
+
+
+def test_a_reply_that_nobody_waits_for_any_more_is_given_up(superlink: Superlink) -> None:
+    box = Inbox(None)  # type: ignore[arg-type]
+    assert list(box.replies(["a", "b"])) == []
+    given_up = box._fetching["a"]
+
+    list(box.replies(["b"]))
+
+    assert given_up.result(timeout=10) is None
+    superlink.complete["b"].set()
+    assert ("b", "reply to b") in collect(box, ["b"], 1)
     box.close()
 
 
