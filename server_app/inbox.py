@@ -60,7 +60,8 @@ class Inbox:
             if fetch.done():
                 del self._fetching[identity]
                 self._fetch()
-                yield identity, fetch.result()
+                if identity in self._wanted:
+                    yield identity, fetch.result()
 
     def _fetch(self) -> None:
         """Fetch what has been announced, a few at a time."""
