@@ -91,8 +91,11 @@ def find(fingerprints: Floats, scatter: Floats) -> Grouping:
     weights, own = _weights(means, groups, distances, agreement)
     groups, weights = _by_size(*_settle(groups, weights, present))
     compared_means = means.of(sharing)
-    telling = contrast(compared_means.of(usual(compared_means)), distances) >= LEAST_CONTRAST
-    return _judged(groups, weights, evidence, own, agreement, telling)
+    doubt = ""
+    if contrast(compared_means.of(usual(compared_means)), distances) < LEAST_CONTRAST:
+        noisy = _noisy(fingerprints, scatter)
+        doubt = f"the features{' with noise on them' * noisy} hardly tell labels apart"
+    return _judged(groups, weights, evidence, own, agreement, doubt)
 
 
 def place(fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float) -> Floats:
@@ -137,7 +140,7 @@ def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means
         return "no two clients share a label, so that they cannot be compared"
     counts = counts_of(fingerprints)
     if degrees_of_freedom(counts) <= 0 or not np.trace(scatter) > 0:
-        if (fingerprints[..., 0] < 0).any() or np.trace(scatter) < 0:  # only noise makes them so
+        if _noisy(fingerprints, scatter):
             return "the noise on the fingerprints hides how much samples of a label differ"
         return "the samples of a label do not differ, so that there is no measure of distance"
     means = compare_in_space(fingerprints, scatter, reference)
@@ -149,6 +152,11 @@ def _fit(fingerprints: Floats, scatter: Floats, reference: Flags) -> tuple[Means
             "what is far apart for one client is close for another, so that they cannot be compared"
         )
     return "no client holds two labels, so that it is unknown how far apart labels are"
+
+
+def _noisy(fingerprints: Floats, scatter: Floats) -> bool:
+    """Whether there are negative counts or variances, which only noise leaves."""
+    return bool((fingerprints[..., 0] < 0).any() or np.trace(scatter) < 0)
 
 
 def _weights(
@@ -202,7 +210,7 @@ def _together(present: Flags, established: bool, sentence: str) -> Grouping:
 
 
 def _judged(
-    groups: Labels, weights: Floats, evidence: Floats, own: Floats, agreement: float, telling: bool
+    groups: Labels, weights: Floats, evidence: Floats, own: Floats, agreement: float, doubt: str
 ) -> Grouping:
     """The grouping with the verdict on it.
 
@@ -210,7 +218,7 @@ def _judged(
     ----------
     own : (n,), the evidence that a client belongs to its group
     agreement : the share of labels on which different concepts agree
-    telling : whether clients that mean different things would have contradicted each other
+    doubt : why clients that mean different things would not have contradicted each other, if so
     """
     present, count = groups >= 0, weights.shape[1]
     sizes = np.bincount(groups[present], minlength=count)
@@ -222,8 +230,8 @@ def _judged(
     established = not alone[present].all() and unsure <= MOST_UNSURE * present.sum()
     if alone[present].all():
         sentence = f"undecided: no two of {clients} mean the same by their labels"
-    elif not telling and (count == 1 or not established):
-        established, sentence = False, "undecided: the features hardly tell labels apart"
+    elif doubt and (count == 1 or not established):
+        established, sentence = False, f"undecided: {doubt}"
     elif not established:
         sentence = (
             f"undecided: {counted(count, 'group')} among {clients}, but {several.sum()} fit "

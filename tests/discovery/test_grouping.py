@@ -185,6 +185,16 @@ def test_noise_is_named_where_it_hides_the_scatter(part):
     assert sentence.startswith("undecided: the noise on the fingerprints hides")
 
 
+def test_noise_is_named_where_it_hides_what_tells_labels_apart():
+    fingerprints, scatter = federation([shifted(6, 0)] * 10, [range(6)] * 10)
+    fingerprints[..., 1:] = 3.0 * fingerprints[..., :1]
+    fingerprints[0, 0, 0] = -0.1
+
+    sentence = undecided(fingerprints, scatter)
+
+    assert sentence == "undecided: the features with noise on them hardly tell labels apart"
+
+
 def test_two_clients_that_differ_in_what_is_far_apart():
     # With two clients the median is in the middle: 100 times as far apart makes both unusual.
     fingerprints, scatter = federation([shifted(3, 0)] * 2, [range(3)] * 2)
