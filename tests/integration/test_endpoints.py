@@ -28,12 +28,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         for partition in range(3):
             name = f"client-{partition}"
             PORTS[name] = free_port()
-            own = {"name": json.dumps(ODD)} if partition == 2 else {}
-            metrics = f"127.0.0.1:{PORTS[name]}"
-            node = made.node(name, partition, register=not own, metrics=metrics, **own)
-            if own:
-                key = made.folder / name / "node.key.pub"
-                done = fedrc("node", "register", made.file, key, "--name", ODD)
+            odd, metrics = partition == 2, f"127.0.0.1:{PORTS[name]}"
+            node = made.node(name, partition, register=not odd, metrics=metrics)
+            if odd:
+                site = made.folder / name
+                written = (site / "node.yaml").read_text()
+                renamed = written.replace(f"name: {name}\n", f"name: {json.dumps(ODD)}\n")
+                (site / "node.yaml").write_text(renamed)
+                done = fedrc("node", "register", made.file, site / "node.key.pub", "--name", ODD)
                 assert done.returncode == 0, done.stderr
                 node.arguments += ["--log", "json"]
             node.start()
