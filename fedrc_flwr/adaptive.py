@@ -35,11 +35,7 @@ class AdaptiveSettings:
         low=0.0,
         high=0.5,
     )
-    merge: bool = key(
-        False,
-        "Merge clusters that mean the same once the federation has settled.",
-        common=True,
-    )
+    merge: bool = key(False, "Merge clusters that mean the same once the federation has settled.")
     merge_tolerance: float = key(
         0.5,
         "Two clusters mean the same if the samples of each lose at most this many nats by using "
