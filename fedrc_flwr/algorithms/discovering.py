@@ -3,9 +3,10 @@
 Every client first trains the same model. Then its body is frozen as the yardstick with which each
 client takes its fingerprint. The server groups the clients by their fingerprints, makes as many
 models as there are groups, and from then on a client whose place is clear receives, trains and
-sends one model. The others listen to all of them, on samples that no model was trained on in the
-meantime, and are placed by what fits them. Some rounds later all are measured again with a better
-body, and those that were misplaced move.
+sends one model, and one that holds several concepts a model for each of them. The others listen to
+all models, on samples that no model was trained on in the meantime, and are placed by what fits
+them. Some rounds later all are measured again with a better body, and those that were misplaced
+move.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 #: A client that listened is placed if one cluster has at least this weight; else it keeps several.
 PLACED = 0.65
-#: The same for a client whose samples contradict each other, which is a sign of several concepts.
-PLACED_MIXED = 0.8
 #: Rounds after a grouping for which clients listen before they are placed.
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
@@ -128,6 +127,10 @@ class Discovering(ClusteredAlgorithm):
             return own
         if record.cluster in state.clusters:
             return own.narrowed((record.cluster,))
+        if record.shares is not None:
+            held = record.shares > 0
+            own = own.narrowed(tuple(c for c, h in zip(state.clusters, held, strict=True) if h))
+            return replace(own, phase=replace(own.phase, shares=tuple(record.shares[held])))
         return replace(own, phase=replace(own.phase, listens=places.listens(record) and training))
 
     def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
@@ -268,13 +271,12 @@ class Discovering(ClusteredAlgorithm):
             if before.clients[n].fingerprint is None and clients[n].fingerprint is not None
         ]
         if new and state.numbers[GROUPED] >= state.numbers[MEASURED]:
-            for name, weights in places.for_newcomers(state, new).items():
-                clients[name], line = places.settled(state, name, weights)
+            for name, (weights, several) in places.for_newcomers(state, new).items():
+                clients[name], line = places.settled(state, name, weights, several)
                 lines.append(line)
         if is_found(before) and state.round - state.numbers[GROUPED] >= LISTENING:
             for name in sorted(set(open_) - set(new)):
-                mixed = clients[name].cluster <= places.PROVISIONAL
-                clients[name], line = places.heard(state, name, PLACED_MIXED if mixed else PLACED)
+                clients[name], line = places.heard(state, name, PLACED)
                 lines += [line] if line else []
         state = replace(state, clients=clients)
         return state, {"sentence": "; ".join(sorted(lines))} if lines else None

@@ -131,7 +131,7 @@ def test_the_second_try_waits_for_the_clients_as_the_first_does() -> None:
     def groups(measured: int, round_number: int) -> bool:
         clients = dict(rounds.state.clients)
         for name in names[:measured]:
-            clients[name] = replace(clients[name], fingerprint=np.zeros((10, 5)))
+            clients[name] = replace(clients[name], fingerprint=np.zeros((2, 10, 5)))
         numbers = {MEASURED: float(again), GROUPED: float(AFTER)}
         state = replace(rounds.state, clients=clients, numbers=numbers)
         return rounds.algorithm._groups(state, round_number)
@@ -228,7 +228,8 @@ def test_a_client_with_two_concepts_holds_two_models() -> None:
     clients[position] = replace(client, fit=replace(client.fit, labels=labels))
     rounds, carrier = in_memory(config, clients)
 
-    rounds.run(carrier, config.rounds, 100, lambda state, metrics: None)
+    events: list[dict[str, Any]] = []
+    rounds.run(carrier, config.rounds, 100, lambda state, metrics: events.append(metrics))
 
     others = {(r.concept, r.cluster) for n, r in rounds.state.clients.items()
               if r.role == TRAIN and n != client.name}  # fmt: skip
@@ -238,6 +239,11 @@ def test_a_client_with_two_concepts_holds_two_models() -> None:
     assert record.cluster == SEVERAL
     for concept in (0, 1):
         assert weights[dict(others)[concept]] == pytest.approx(0.5, abs=0.15)
+    assert f"{client.name} holds several concepts (" in events[AFTER - 1]["discovery"]["sentence"]
+    # It receives the models of its two concepts and how many of its samples each has.
+    (letter,) = rounds.letters(rounds.broadcast(13), [client.name])
+    assert set(letter.broadcast.membership.clusters) == {dict(others)[0], dict(others)[1]}
+    assert sum(letter.broadcast.phase.shares) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ifca", "fedem", "fedsoft"])
