@@ -41,7 +41,12 @@ def listens(record: ClientRecord) -> bool:
 
 def measured_clients(state: ServerState) -> list[str]:
     """The clients whose fingerprints have arrived, sorted."""
-    return sorted(n for n, r in state.clients.items() if r.fingerprint is not None)
+    return sorted(n for n, r in state.clients.items() if is_measured(r))
+
+
+def is_measured(record: ClientRecord) -> bool:
+    """Whether a client's fingerprint with the present yardstick has arrived."""
+    return record.fingerprint is not None and bool(record.fingerprint.any())
 
 
 def fingerprints_of(state: ServerState, names: list[str]) -> Floats:
