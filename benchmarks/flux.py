@@ -42,8 +42,8 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.cluster import DBSCAN
 
+from fedrc_flwr.algorithms import places
 from fedrc_flwr.discovery import fingerprint, grouping
-from fedrc_flwr.discovery.fingerprint import Flags
 from fedrc_flwr.discovery.grouping import Grouping
 from fedrc_flwr.em import Floats, Labels
 
@@ -157,7 +157,6 @@ def grouped(sent: Floats, per_label: bool) -> Grouping:
     return Grouping(
         groups=groups,
         weights=np.eye(len(sizes))[groups],
-        several=np.zeros(len(groups), dtype=bool),
         evidence=np.zeros((len(groups), len(groups))),
         alone=sizes[groups] == 1,
         agreement=0.0,
@@ -201,7 +200,7 @@ def described() -> Iterator[Callable[[Floats], Floats]]:
 @contextmanager
 def in_place_of_discovery(per_label: bool) -> Iterator[None]:
     """Runs in this block group clients as FLUX does; training is the same."""
-    found, placed = grouping.find, grouping.place
+    found, placed, covered = grouping.find, grouping.place, places.COVERED
     with described() as sent:
 
         def find(fingerprints: Floats, scatter: Floats) -> Grouping:
@@ -209,12 +208,11 @@ def in_place_of_discovery(per_label: bool) -> Iterator[None]:
 
         def place(
             fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float
-        ) -> tuple[Floats, Flags]:
-            weights = nearest(sent(fingerprints), per_label, groups)
-            return weights, np.zeros(len(groups), dtype=bool)
+        ) -> Floats:
+            return nearest(sent(fingerprints), per_label, groups)
 
-        grouping.find, grouping.place = find, place
+        grouping.find, grouping.place, places.COVERED = find, place, 0.0
         try:
             yield
         finally:
-            grouping.find, grouping.place = found, placed
+            grouping.find, grouping.place, places.COVERED = found, placed, covered

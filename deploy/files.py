@@ -43,8 +43,9 @@ class SuperLinkFile:
     metrics : where Prometheus may ask, plain text and without a password: keep it on loopback
     connections : how many the gate holds at once; a node needs one or two
     largest_reply : megabytes that a node may send for each message that it gets
-    database : ``file``, or ``memory``: faster with large networks, but when the SuperLink stops,
-        all that it knows is lost, such as the registered nodes and the runs
+    database : ``file``, or ``memory``: nothing of a message touches the disk, large networks travel
+        slower, and when the SuperLink stops, all that it knows is lost, such as the registered
+        nodes and the runs
     insecure : plain text, no gate and no node authentication, for trials on one machine
     """
 
@@ -81,6 +82,11 @@ class SuperLinkFile:
     def nodes(self) -> Path:
         """The registered nodes' names, as the gate knows them."""
         return self.state / "nodes.json"
+
+    @property
+    def objects(self) -> Path:
+        """Directory in which the gate and ServerApps hand each other the objects of messages."""
+        return self.state / "objects"
 
     @property
     def tls(self) -> Tls | None:

@@ -35,6 +35,7 @@ from fedrc_flwr import __version__, flower
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.flower import Tls
 from server_app.names import REGISTRY
+from server_app.shelf import SHELF
 
 INNER_DAYS = 730
 #: The versions of Flower whose fleet protocol the resident node was run with: from, and below.
@@ -76,9 +77,11 @@ def launch_serverapp(path: Path) -> None:
         ]
     )
     ensure_secret(file.secret)
-    # Names belong to keys, which only nodes with keys have.
-    names = {} if file.insecure else {REGISTRY: str(file.nodes)}
-    _become(serverapp_command(file), cwd=file.outputs, **names)
+    # What the gate knows and keeps: names belong to keys, which only nodes with keys have.
+    gate = {} if file.insecure else {REGISTRY: str(file.nodes)}
+    if gate and file.database_file is not None:
+        gate[SHELF] = str(file.objects)
+    _become(serverapp_command(file), cwd=file.outputs, **gate)
 
 
 def launch_supernode(path: Path, alone: bool = False) -> None:

@@ -119,12 +119,13 @@ class UpdateSums:
         """The mean update of each cluster that anybody trained.
 
         FedRC divides by the samples of all the round's clients (Algorithm 1, last line). Hard
-        clustered methods average over the clients that chose the cluster.
+        clustered methods average over the clients that chose the cluster. The sums become the
+        means: large vectors are not copied, and nothing can be added afterwards.
         """
-        return {
-            cluster: total / (self.samples if self._absent_is_zero else self._masses[cluster])
-            for cluster, total in self._sums.items()
-        }
+        means, self._sums = self._sums, {}
+        for cluster, total in means.items():
+            total /= self.samples if self._absent_is_zero else self._masses[cluster]
+        return means
 
 
 def _add_scaled(total: Floats, delta: Vector, factor: float) -> None:
@@ -134,6 +135,16 @@ def _add_scaled(total: Floats, delta: Vector, factor: float) -> None:
         part = delta[start : start + PIECE]
         np.multiply(part, factor, out=product[: len(part)], dtype=np.float64)
         total[start : start + PIECE] += product[: len(part)]
+
+
+def _move(start: Vector, step: Floats, factor: float, moved: Vector) -> None:
+    """``moved = start + factor * step``, summed up in float64, in pieces that fit the cache."""
+    product = np.empty(min(PIECE, len(start)))
+    for first in range(0, len(start), PIECE):
+        part = step[first : first + PIECE]
+        scaled = np.multiply(part, factor, out=product[: len(part)])
+        np.add(start[first : first + PIECE], scaled, out=moved[first : first + PIECE],
+               casting="same_kind")  # fmt: skip
 
 
 def apply_updates(
@@ -156,8 +167,10 @@ def apply_updates(
         mean = np.zeros(len(vector)) if mean is None else mean
         count = state.body_parameters if cluster == BODY else state.parameters
         step = _optimizer_step(cluster, mean[:count], optimizer, steps, settings)
-        change = np.concatenate([settings.learning_rate * step, mean[count:]])
-        vectors[cluster] = (vector + change).astype(np.float32)
+        moved = np.empty_like(vector)
+        _move(vector[:count], step, settings.learning_rate, moved[:count])
+        _move(vector[count:], mean[count:], 1.0, moved[count:])
+        vectors[cluster] = moved
     body = vectors.pop(BODY, None)
     return replace(state, models=vectors, body=body, optimizer=optimizer, optimizer_steps=steps)
 
@@ -174,7 +187,8 @@ def _optimizer_step(
     first = optimizer.setdefault("first", {})
     previous = first.get(cluster, np.zeros(len(mean)))
     if settings.optimizer == "momentum":
-        first[cluster] = settings.momentum * previous + mean
+        first[cluster] = settings.momentum * previous
+        first[cluster] += mean
         return first[cluster]
     second = optimizer.setdefault("second", {})
     beta1, beta2 = settings.momentum, settings.beta2

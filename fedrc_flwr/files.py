@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -27,6 +28,15 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             _flush(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_pieces(path: Path, pieces: Iterable[Any]) -> None:
+    """Write bytes, or whatever lies in memory like bytes, without a copy of them."""
+    with open(path, "wb", buffering=0) as file:
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[file.write(left) :]
 
 
 def not_following(path: str | os.PathLike[str], flags: int) -> int:

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrc_flwr.machine import usable_cores
-from server_app.inbox import Inbox
+from server_app.mail import Mail
 
 #: Seconds between looks for replies: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE, SIMULATION_PAUSE = 0.005, 0.2, 0.1
@@ -58,8 +58,7 @@ class Outbox(Generic[K]):
 
     def __init__(self, grid: Grid, window: int) -> None:
         self.simulated = is_simulation(grid)
-        self._grid = grid
-        self._inbox = Inbox(grid)
+        self._mail = Mail(grid)
         self._window = window
         self._cores = usable_cores()
         self._started = time.monotonic()
@@ -94,7 +93,7 @@ class Outbox(Generic[K]):
         """
         failed = []
         for batch in [[entry] for entry in entries] if self.simulated else [entries]:
-            identities = list(self._grid.push_messages([message for _, message in batch]))
+            identities = self._mail.push([message for _, message in batch])
             identities += [""] * (len(batch) - len(identities))
             for (about, _), identity in zip(batch, identities, strict=True):
                 if identity:
@@ -109,7 +108,7 @@ class Outbox(Generic[K]):
 
     def replies(self) -> Iterator[Answer[K]]:
         """The replies that have arrived since the last call."""
-        for identity, reply in self._inbox.replies(self._under_way):
+        for identity, reply in self._mail.replies(self._under_way):
             if identity in self._under_way:  # a reply that arrives twice counts once
                 self._replies += 1
                 yield Answer(self._under_way.pop(identity)[0], reply)
@@ -119,7 +118,7 @@ class Outbox(Generic[K]):
         if arrived:
             self._seconds = FIRST_PAUSE
         else:
-            if not self._inbox.wait(self._seconds):
+            if not self._mail.wait(self._seconds):
                 time.sleep(self._seconds)
             longest = SIMULATION_PAUSE if self.simulated else LONGEST_PAUSE
             self._seconds = min(1.5 * self._seconds, longest)
@@ -127,7 +126,7 @@ class Outbox(Generic[K]):
     def close(self) -> None:
         """Expect no reply any more."""
         self._under_way.clear()
-        self._inbox.close()
+        self._mail.close()
 
 
 class Patience(Protocol[K_contra]):

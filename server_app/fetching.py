@@ -1,25 +1,35 @@
-"""Flower's own steps of receiving a reply, one by one.
+"""Flower's own steps of sending messages and receiving replies, one by one.
 
-They are not part of Flower's public interface. Where another version does not have them, replies
-are pulled as Flower does it.
+They are not part of Flower's public interface. Where another version does not have them, messages
+are pushed and pulled as Flower does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
 )
 from flwr.superlink.grid.http_grid import HttpGrid
+
+from server_app.shelf import Shelf
 
 #: Seconds until a part that is missing is asked for again: at first, and at most.
 FIRST_RETRY, LONGEST_RETRY = 0.05, 0.5
@@ -28,6 +38,33 @@ FIRST_RETRY, LONGEST_RETRY = 0.05, 0.5
 def is_possible(grid: Any) -> bool:
     """Whether these steps are for this grid."""
     return isinstance(grid, HttpGrid)
+
+
+def shelf_of(grid: Any) -> Shelf | None:
+    """Where the objects of this grid's run are handed over, if there is such a place."""
+    return Shelf.of(grid.run.run_id)
+
+
+def pushed(grid: HttpGrid, messages: list[Message], shelf: Shelf) -> list[str]:
+    """Push messages whose objects are on the shelf; returns their names, empty if one failed."""
+    protos, trees = [], []
+    contents: dict[str, bytes] = {}
+    named: dict[str, Collection[str]] = {}
+    with no_object_id_recompute():
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            protos.append(message_to_proto(remove_content_from_message(message)))
+            trees.append(get_object_tree(message))
+            objects = get_all_nested_objects(message)
+            named[message.object_id] = objects.keys()
+            contents |= {
+                name: each.deflate() for name, each in objects.items() if name not in contents
+            }
+    shelf.put(contents)
+    request = PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
+    answer = grid._runtime_client.PushMessages(request)
+    shelf.posted({name: named[name] for name in answer.message_ids if name})
+    return list(answer.message_ids)
 
 
 def announced(grid: HttpGrid, identities: list[str]) -> list[tuple[str, Any]]:
@@ -41,33 +78,49 @@ def announced(grid: HttpGrid, identities: list[str]) -> list[tuple[str, Any]]:
     ]
 
 
-def fetched(grid: HttpGrid, about: Any, given_up: Callable[[], bool]) -> Message | None:
+def fetched(
+    grid: HttpGrid, about: Any, given_up: Callable[[], bool], shelf: Shelf | None = None
+) -> Message | None:
     """A reply that was announced, once all parts of it have been uploaded.
 
     None if they never are, or if it is ``given_up``.
     """
     identity, tree = about
-    client, run = grid._runtime_client, grid.run.run_id
-    pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
+    of_flower = make_pull_object_fn_protobuf(
+        grid._runtime_client.PullObject, grid.node, grid.run.run_id
+    )
 
-    def unless_given_up(object_id: str) -> bytes:
+    def pull(name: str) -> bytes:
         if given_up():
-            raise ObjectPullError(object_id, "nobody waits for it any more")
-        return pull(object_id)
+            raise ObjectPullError(name, "nobody waits for it any more")
+        content = shelf.object(identity, name) if shelf is not None else None
+        if content is not None:
+            return content
+        # Flower gives a reply up that it has not seen a part of for minutes.
+        if shelf is not None and shelf.is_whole(identity):
+            raise ObjectUnavailableError(name)
+        return of_flower(name)
 
     try:
         contents = pull_objects(
             [part.object_id for part in iterate_object_tree(tree)],
-            unless_given_up,
+            pull,
             max_tries_per_object=None,
             initial_backoff=FIRST_RETRY,
             backoff_cap=LONGEST_RETRY,
         )
     except ObjectPullError:
         return None
-    client.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=identity)
-    )
+    if shelf is not None:
+        shelf.drop(identity)
     message = cast(Message, inflate_object_from_contents(identity, contents))
     message.metadata.__dict__["_message_id"] = identity
     return message
+
+
+def confirm(grid: HttpGrid, about: Any) -> None:
+    """Flower may forget a reply."""
+    request = ConfirmMessageReceivedRequest(
+        node=grid.node, run_id=grid.run.run_id, message_object_id=about[0]
+    )
+    grid._runtime_client.ConfirmMessageReceived(request)

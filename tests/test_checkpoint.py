@@ -530,8 +530,9 @@ class Disk:
         self._paths[descriptor] = path
         return descriptor
 
-    def write_bytes(self, path: Path, content: bytes) -> None:
+    def write_pieces(self, path: Path, pieces: list[Any]) -> None:
         self.tick()
+        content = b"".join(map(bytes, pieces))
         self._unflushed.add(path)
         cuts = [0, 1, 8, 100, len(content) // 2, len(content) - 1, len(content)]
         with open(path, "wb", buffering=0) as file:
@@ -595,7 +596,7 @@ def on_failing_disk(
         disk = Disk(step, survives)
         with monkeypatch.context() as patch:
             patch.setattr(files, "os", disk)
-            patch.setattr(Path, "write_bytes", partialmethod(_on, disk.write_bytes))
+            patch.setattr(tensor_file, "write_pieces", disk.write_pieces)
             patch.setattr(Path, "unlink", partialmethod(_on, disk.unlink))
             try:
                 action()

@@ -7,24 +7,26 @@ cannot disagree about where a request ends or which call it makes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import ssl
-from collections.abc import Callable
+import errno
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from email.utils import formatdate
-from http import HTTPStatus
 from pathlib import Path
 
 import h11
+from flwr.proto.message_pb2 import PushObjectResponse
 
+from deploy.gate.conversation import Conversation, Limits, once, pieces, protobuf
 from deploy.gate.identity import Node, Registry, node_of, operator_of
+from deploy.gate.objects import Objects
 from deploy.gate.rules import (
-    HEADER_BYTES,
     HEALTH,
     ME,
     PULL_MESSAGES,
+    PULL_OBJECT,
+    PUSH_MESSAGES,
     PUSH_OBJECT,
+    SMALL,
     Allowance,
     Call,
     Refusal,
@@ -32,32 +34,14 @@ from deploy.gate.rules import (
     body_length,
     call_of,
 )
-from deploy.gate.upstream import CHUNK, Link, Upstream, UpstreamError
+from deploy.gate.upstream import Link, Upstream, UpstreamError
 
 PASSED = {b"content-type", b"accept", b"accept-encoding", b"user-agent"}
 SECRET = b"flwr-superexec"  # for programs on the server's own machine
 #: What belongs to one connection, or is written anew.
 DROPPED = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"server", b"date"}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds that a caller may take.
-
-    Parameters
-    ----------
-    head : for the TLS handshake, and then for a request's head, before it is known who is calling
-    idle : between two requests of a node or an operator
-    pause : between two pieces of a body, in either direction
-    slowest : bytes per second that a body must at least have, on average
-    refused : to stop sending after a refusal; a connection that is closed sooner loses the answer
-    """
-
-    head: float = 10.0
-    idle: float = 75.0
-    pause: float = 30.0
-    slowest: int = 16_384
-    refused: float = 1.0
+#: Says that a question was held back until there was an answer: it may be asked again at once.
+HELD = b"fedrc-held"
 
 
 @dataclass(frozen=True)
@@ -68,6 +52,7 @@ class Inside:
     ----------
     operators : directory with the operators' list; None: operators are not admitted
     healthy : whether Flower is up
+    objects : what is handed over past Flower
     refused : called with the caller's address, who it is, and why it was refused
     """
 
@@ -77,6 +62,7 @@ class Inside:
     operators: Path | None
     healthy: Callable[[], bool]
     refused: Callable[[str, str, str], None]
+    objects: Objects
 
 
 class Caller:
@@ -95,9 +81,9 @@ class Caller:
         limits: Limits,
         known: Callable[[bytes], None],
     ) -> None:
-        self._reader, self._writer = reader, writer
+        self._writer = writer
         self._inside, self._limits, self._known = inside, limits, known
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+        self._http = Conversation(reader, writer, limits)
         peer = writer.get_extra_info("peername") or ("?",)
         self.address = str(peer[0])
         self._who = self._what = ""
@@ -107,9 +93,8 @@ class Caller:
         wait = self._limits.head
         while True:
             try:
-                async with asyncio.timeout(wait):
-                    request = await self._next()
-                if not isinstance(request, h11.Request):
+                request = await self._http.request(wait)
+                if request is None:
                     return
                 await self._answer(request)
             except Refusal as refusal:
@@ -118,9 +103,8 @@ class Caller:
             except h11.RemoteProtocolError as error:
                 await self._refuse(Refusal(400, f"not HTTP as it should be: {error}"))
                 return
-            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            if not self._http.goes_on():
                 return
-            self._http.start_next_cycle()
             wait = self._limits.idle if self._who else self._limits.head
 
     async def _answer(self, request: h11.Request) -> None:
@@ -129,28 +113,93 @@ class Caller:
         call = call_of(request)
         if call is HEALTH:
             up = self._inside.healthy()
-            return await self._say(200 if up else 503, {"status": "ok" if up else "starting"})
+            return await self._http.say(200 if up else 503, {"status": "ok" if up else "starting"})
         headers = {bytes(name): bytes(value) for name, value in request.headers}
         node = await self._identify(call, headers)
         if call is ME and node is not None:
-            return await self._say(200, {"name": node[1].name})
+            return await self._http.say(200, {"name": node[1].name})
         # Before a byte of the body is read.
         length = body_length(request, call.largest)
         if node is not None and call.target == PUSH_OBJECT:
             self._inside.allowance.upload(node[0], length)
-        if self._http.they_are_waiting_for_100_continue:
-            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        await self._http.encourage()
         try:
-            async with self._inside.upstream.link() as link:
-                await self._pass_on(call, headers, length, link)
-                size = await self._pass_back(call, link)
+            if node is not None and call.target in (PULL_MESSAGES, PUSH_MESSAGES):
+                await self._exchange(call, headers, length, node[0])
+            elif node is None or not await self._hand_over(call, headers, length, node[0]):
+                await self._relay(call, headers, length, self._http.body(length))
         except UpstreamError as error:
-            if self._http.our_state is not h11.SEND_RESPONSE:
+            if self._http.answering:
                 raise ConnectionAbortedError from None  # half an answer is out already
             raise Refusal(502, str(error)) from None
-        if node is not None and call.target == PULL_MESSAGES and size:
-            self._inside.allowance.asked(node[0])
         return None
+
+    async def _relay(
+        self, call: Call, headers: dict[bytes, bytes], length: int, body: AsyncIterator[bytes]
+    ) -> None:
+        """Pass a request on and the answer back, piece by piece."""
+        async with self._inside.upstream.link() as link:
+            await self._pass_on(call, headers, length, link, body)
+            await self._pass_back(call, link)
+
+    async def _exchange(
+        self, call: Call, headers: dict[bytes, bytes], length: int, node: bytes
+    ) -> None:
+        """A node asks for messages, or sends a reply without its objects."""
+        if length > SMALL:  # the names of thousands of objects
+            await self._relay(call, headers, length, self._http.body(length))
+            return
+        body, objects = await self._http.small_body(length), self._inside.objects
+        ends, held = time.monotonic() + self._limits.hold, False
+        while True:
+            seen = objects.posted()
+            async with self._inside.upstream.link() as link:
+                await self._pass_on(call, headers, length, link, once(body))
+                response, answer = await link.answer()
+            left = ends - time.monotonic()
+            asks = call.target == PULL_MESSAGES and response.status_code == 200 and not answer
+            if not asks or left <= 0 or not objects.runs():
+                break
+            held = True
+            await objects.news(seen, left)
+        if response.status_code == 200 and call.target == PUSH_MESSAGES:
+            objects.announced(node, body, answer)
+        elif answer and call.target == PULL_MESSAGES:
+            self._inside.allowance.asked(node)
+        kept = [(n, v) for n, v in response.headers if bytes(n) not in DROPPED]
+        await self._http.answer(response.status_code, [*kept, *[(HELD, b"1")] * held], answer)
+
+    async def _hand_over(
+        self, call: Call, headers: dict[bytes, bytes], length: int, node: bytes
+    ) -> bool:
+        """Answer a node's call about an object from the shelf, or pass it on after a look at it."""
+        objects = self._inside.objects
+        if call.target == PULL_OBJECT:
+            asked = await self._http.small_body(length)
+            if (place := objects.pulled(asked)) is None:
+                await self._relay(call, headers, length, once(asked))
+            else:
+                await self._http.give(place)
+            return True
+        if call.target != PUSH_OBJECT or not objects.expects(node):
+            return False
+        body = objects.body()
+        try:
+            with open(body, "xb", buffering=0) as file:
+                async for piece in self._http.body(length):
+                    file.write(piece)
+            if await objects.left(node, body):
+                done = PushObjectResponse(stored=True).SerializeToString()
+                await self._http.answer(200, protobuf(len(done)), done)
+            else:
+                await self._relay(call, headers, length, pieces(body))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Refusal(507, "the server's disk is full") from None
+        finally:
+            body.unlink(missing_ok=True)
+        return True
 
     async def _identify(self, call: Call, headers: dict[bytes, bytes]) -> tuple[bytes, Node] | None:
         """Who makes a call, if that is somebody who may; a node comes with its key."""
@@ -169,7 +218,12 @@ class Caller:
         return key, node
 
     async def _pass_on(
-        self, call: Call, headers: dict[bytes, bytes], length: int, link: Link
+        self,
+        call: Call,
+        headers: dict[bytes, bytes],
+        length: int,
+        link: Link,
+        body: AsyncIterator[bytes],
     ) -> None:
         """Send a request to Flower, its body as it arrives."""
         kept = [
@@ -181,77 +235,29 @@ class Caller:
             (b"x-forwarded-for", self.address.encode()),
         ]  # fmt: skip
         await link.send(h11.Request(method=call.method, target=call.target, headers=kept))
-        try:
-            async with asyncio.timeout(self._limits.pause + length / self._limits.slowest):
-                while not isinstance(event := await self._body(), h11.EndOfMessage):
-                    await link.send(h11.Data(data=event.data))
-        except TimeoutError:
-            raise Refusal(408, "the body took too long") from None
+        async for piece in body:
+            await link.send(h11.Data(data=piece))
         await link.send(h11.EndOfMessage())
 
-    async def _body(self) -> h11.Data | h11.EndOfMessage:
-        async with asyncio.timeout(self._limits.pause):
-            event = await self._next()
-        if not isinstance(event, h11.Data | h11.EndOfMessage):
-            raise ConnectionAbortedError
-        return event
-
-    async def _pass_back(self, call: Call, link: Link) -> int:
-        """Send Flower's answer to the caller as it arrives; returns the size of its body."""
-        size = 0
+    async def _pass_back(self, call: Call, link: Link) -> None:
+        """Send Flower's answer to the caller as it arrives."""
         while True:
             event = await link.receive(None) if call.streams else await link.receive()
             if isinstance(event, h11.Response):
                 kept = [(n, v) for n, v in event.headers if bytes(n) not in DROPPED]
-                date = (b"date", formatdate(usegmt=True).encode())
-                await self._send(h11.Response(status_code=event.status_code, headers=[*kept, date]))
+                await self._http.head(event.status_code, kept)
             elif isinstance(event, h11.Data):
-                size += len(event.data)
-                await self._send(h11.Data(data=event.data))
+                await self._http.send(h11.Data(data=event.data))
             elif isinstance(event, h11.EndOfMessage):
-                await self._send(h11.EndOfMessage())
-                return size
+                await self._http.send(h11.EndOfMessage())
+                return
             elif not isinstance(event, h11.InformationalResponse):
                 raise UpstreamError("Flower broke off")
 
-    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(CHUNK))
-        return event
-
-    async def _say(self, status: int, content: dict[str, str]) -> None:
-        """A short answer of the gate's own."""
-        body = json.dumps(content).encode()
-        headers = [
-            (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)),
-            (b"date", formatdate(usegmt=True).encode()),
-        ]  # fmt: skip
-        if status >= 400:
-            headers.append((b"connection", b"close"))
-        reason = HTTPStatus(status).phrase.encode()
-        await self._send(h11.Response(status_code=status, headers=headers, reason=reason))
-        if not self._what.startswith("HEAD "):
-            await self._send(h11.Data(data=body))
-        await self._send(h11.EndOfMessage())
-
     async def _refuse(self, refusal: Refusal) -> None:
-        """Say why, and give a caller that is still sending a moment to see it."""
+        """Say why."""
         self._inside.refused(self.address, self._who, f"{self._what}{refusal.reason}")
-        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        await self._say(refusal.status, {"detail": refusal.reason})
-        with contextlib.suppress(h11.RemoteProtocolError):
-            if isinstance(self._http.next_event(), h11.EndOfMessage):
-                return
-        left = 16 * CHUNK
-        with contextlib.suppress(TimeoutError, ssl.SSLError):
-            async with asyncio.timeout(self._limits.refused):
-                while left > 0 and (data := await self._reader.read(CHUNK)):
-                    left -= len(data)
-
-    async def _send(
-        self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
-    ) -> None:
-        self._writer.write(self._http.send(event) or b"")
-        async with asyncio.timeout(self._limits.pause):
-            await self._writer.drain()
+        if not self._http.answering:
+            bodiless = self._what.startswith("HEAD ")
+            await self._http.say(refusal.status, {"detail": refusal.reason}, bodiless)
+            await self._http.linger()

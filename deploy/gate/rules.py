@@ -38,7 +38,8 @@ class Call:
 
 HEALTH = Call(b"GET", b"/health", Who.ANYBODY, 0)
 ME = Call(b"GET", b"/v1/gate/me", Who.NODE, 0)
-PULL_MESSAGES, PUSH_OBJECT = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
+PULL_MESSAGES, PUSH_MESSAGES = b"/v1/fleet/pull-messages", b"/v1/fleet/push-messages"
+PULL_OBJECT, PUSH_OBJECT = b"/v1/fleet/pull-object", b"/v1/fleet/push-object"
 #: The calls of a SuperNode whose key was registered by an operator: it neither registers nor
 #: removes itself.
 FLEET = {

@@ -14,12 +14,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from flwr.proto.control_pb2 import ListNodesRequest, ListNodesResponse
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListNodesResponse,
+    ListRunsRequest,
+    ListRunsResponse,
+)
 
 from deploy.control import REMOVED
 from deploy.files import SuperLinkFile
 from deploy.gate.connection import Inside
 from deploy.gate.identity import Node, Registry
+from deploy.gate.objects import Objects
 from deploy.gate.rules import Allowance
 from deploy.gate.server import Gate, tls_context
 from deploy.gate.upstream import Upstream, UpstreamError
@@ -28,8 +34,8 @@ from fedrc_flwr.errors import ConfigError
 from server_app.names import write_registry
 
 START_SECONDS, STOP_SECONDS = 120.0, 20.0
-#: How often Flower is asked whether it is well, and who is registered.
-HEALTH_SECONDS, NODES_SECONDS = 5.0, 60.0
+#: How often Flower is asked whether it is well, who is registered, and which runs are over.
+HEALTH_SECONDS, NODES_SECONDS, RUNS_SECONDS = 5.0, 60.0, 300.0
 #: Refusals that are logged one by one in a minute; the others are counted.
 TOLD_EACH_MINUTE = 20
 PR_SET_PDEATHSIG = 1
@@ -92,9 +98,10 @@ async def _gate(file: SuperLinkFile) -> None:
     await registry.refresh()
     health = Health(upstream)
     authority = operators_authority(file.certificates)
+    objects = Objects(file.objects)
     inside = Inside(
         upstream, registry, Allowance(file.largest_reply * 10**6),
-        file.certificates if authority else None, health, Refusals(),
+        file.certificates if authority else None, health, Refusals(), objects,
     )  # fmt: skip
     gate = Gate(tls_context(file.tls, authority), inside, file.connections)
     gc.freeze()  # what is here now stays: the gate's collections need not look at it
@@ -104,8 +111,9 @@ async def _gate(file: SuperLinkFile) -> None:
 
     try:
         await asyncio.gather(
-            health.watch(), _watch_nodes(registry), gate.serve(file.listen, opened)
-        )
+            health.watch(), _watch_nodes(registry), _tidy_up(objects, upstream),
+            gate.serve(file.listen, opened),
+        )  # fmt: skip
     finally:
         upstream.close()
 
@@ -130,6 +138,28 @@ async def _watch_nodes(registry: Registry) -> None:
         await asyncio.sleep(NODES_SECONDS)
         with contextlib.suppress(UpstreamError, OSError):  # OSError: a full disk
             await registry.refresh()
+
+
+async def _tidy_up(objects: Objects, upstream: Upstream) -> None:
+    """Delete what is left of runs whose ServerApp could not do it any more."""
+    while True:
+        for run in objects.runs():
+            with contextlib.suppress(UpstreamError):
+                if await is_over(upstream, run):
+                    objects.forget(run)
+        await asyncio.sleep(RUNS_SECONDS)
+
+
+async def is_over(upstream: Upstream, run: int) -> bool:
+    """Whether a run has ended, or Flower does not know it."""
+    request = ListRunsRequest(run_id=run).SerializeToString()
+    status, body = await upstream.ask(b"POST", b"/v1/control/list-runs", request)
+    if status == 404:
+        return True
+    if status != 200:
+        raise UpstreamError(f"Flower lists no runs: status {status}")
+    answer = ListRunsResponse.FromString(body)
+    return run not in answer.run_dict or answer.run_dict[run].status.status == "finished"
 
 
 class Health:

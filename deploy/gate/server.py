@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.fields import Address
-from deploy.gate.connection import Caller, Inside, Limits
+from deploy.gate.connection import Caller, Inside
+from deploy.gate.conversation import Limits
 from deploy.gate.upstream import CHUNK
 from fedrc_flwr.flower import Tls
 

@@ -55,6 +55,20 @@ class Link:
             raise UpstreamError(f"Flower broke off: {error or type(error).__name__}") from None
         return event
 
+    async def answer(self) -> tuple[h11.Response, bytes]:
+        """The whole of a small answer."""
+        response, parts = None, []
+        while not isinstance(event := await self.receive(), h11.EndOfMessage):
+            if isinstance(event, h11.Response):
+                response = event
+            elif isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.ConnectionClosed):
+                raise UpstreamError("Flower broke off")
+        if response is None:
+            raise UpstreamError("Flower broke off")
+        return response, b"".join(parts)
+
     def reusable(self) -> bool:
         """Whether another request may follow on this connection; prepares for it."""
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
@@ -113,15 +127,8 @@ class Upstream:
             await link.send(h11.Request(method=method, target=target, headers=headers))
             await link.send(h11.Data(data=body))
             await link.send(h11.EndOfMessage())
-            status, parts = 0, []
-            while not isinstance(event := await link.receive(), h11.EndOfMessage):
-                if isinstance(event, h11.Response):
-                    status = event.status_code
-                elif isinstance(event, h11.Data):
-                    parts.append(bytes(event.data))
-                elif isinstance(event, h11.ConnectionClosed):
-                    raise UpstreamError("Flower broke off")
-        return status, b"".join(parts)
+            response, answer = await link.answer()
+        return response.status_code, answer
 
     async def answers(self) -> bool:
         """Whether Flower is up."""

@@ -43,6 +43,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.run import Run
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -61,6 +62,9 @@ SESSION_RETRY, SESSION_SECONDS = 2.0, 120.0
 #: Objects that the server has announced and not sent yet.
 OBJECT_RETRY, LAST_OBJECT_RETRY, OBJECTS_SECONDS = 0.02, 1.0, 600.0
 GOODBYE_SECONDS = 3.0
+
+#: The gate's word for a question that it held back while there was no message.
+HELD = "fedrc-held"
 
 Answer = TypeVar("Answer")
 
@@ -87,11 +91,26 @@ def keys_of(file: NodeFile) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurv
     return key, key.public_key()
 
 
+class Holding:
+    """Notes whether the last question for a message was held back, so that no pause is needed."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Look at the answer to a question for messages."""
+        response = call_next(context)
+        if isinstance(context.message, PullMessagesRequest):
+            self.held = HELD in response.headers
+        return response
+
+
 class Fleet:
     """The calls of one node. Each waits until the SuperLink answers, unless told otherwise."""
 
     def __init__(self, file: NodeFile) -> None:
         self._file = file
+        self._holding = Holding()
         self._private, self._public = keys_of(file)
         self._client = self._connected()
         self._node: Node | None = None
@@ -107,6 +126,7 @@ class Fleet:
             [
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
                 NodeAuthHttpInterceptor(self._private, self._public),
+                self._holding,
             ],
         )  # fmt: skip
 
@@ -114,6 +134,11 @@ class Fleet:
     def online(self) -> bool:
         """Whether the node has signed on."""
         return self._node is not None
+
+    @property
+    def held(self) -> bool:
+        """Whether the last question for a message was held back while there was none."""
+        return self._holding.held
 
     def sign_on(self) -> int:
         """Become a node that gets messages; returns its number."""

@@ -140,7 +140,8 @@ class ResidentNode:
             now = time.monotonic()
             if pulled is None:
                 self._worker.rest()
-                time.sleep(pause(now - last, now - asked))
+                if not self._fleet.held:
+                    time.sleep(pause(now - last, now - asked))
                 continue
             self._handle(*pulled)
             last = time.monotonic()

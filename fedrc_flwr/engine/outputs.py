@@ -18,9 +18,9 @@ from fedrc_flwr.checkpoint import (
     has_checkpoint,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
 )
 from fedrc_flwr.engine.directory import RUN_LOG, Claim
+from fedrc_flwr.engine.saving import Saving
 from fedrc_flwr.errors import CheckpointError, ConfigError
 from fedrc_flwr.files import not_following
 from fedrc_flwr.report.figures import draw_mixture_weights
@@ -200,6 +200,7 @@ class Outputs:
             )
         self._claim = Claim(directory)
         self._metrics = MetricsLog(directory)
+        self.saving = Saving(directory / CHECKPOINTS, settings.keep_checkpoints)
         self._file = open(  # noqa: SIM115, closed with the run
             directory / RUN_LOG, "a", encoding="utf-8", opener=not_following
         )
@@ -249,10 +250,11 @@ class Outputs:
         self._metrics.append({**event, "time": round(time.time(), 3)})
 
     def round_done(self, state: ServerState, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Log, then checkpoint; returns what was logged.
+        """Log, then begin to write a checkpoint; returns what was logged.
 
-        If it crashes in between, the extra line is removed on resuming.
+        If it crashes in between, the extra lines are removed on resuming.
         """
+        self.saving.done()
         self._remember(metrics)
         event = {
             "event": "round",
@@ -263,11 +265,11 @@ class Outputs:
         }
         self._metrics.append(event)
         self._loggers.round(event)
-        keep = self.settings.keep_checkpoints
-        save_checkpoint(self.directory / CHECKPOINTS, self._checkpoint(state), keep)
+        self.saving.save(self._checkpoint(state))
         wanted = self.settings.resume_round
         if wanted and state.round == wanted + 1:
             # The run has gone back; from now on, resuming continues after its last round.
+            self.saving.done()
             write_json(self.directory / CONFIG, {**self.recorded, "run.resume-round": 0})
         return event
 
@@ -317,6 +319,7 @@ class Outputs:
 
     def close(self) -> None:
         """Stop writing the run's log."""
+        self.saving.close()
         log.removeHandler(self._handler)
         self._handler.close()
         self._file.close()

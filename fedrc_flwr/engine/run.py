@@ -97,6 +97,7 @@ class Run:
             with rounds.progress.phase(WAITING):
                 enrol()
             rounds.run(carrier, config.rounds, every, round_done, evaluated, owed)
+            self.outputs.saving.done()
         except FedRCError as error:
             log.error("%s", error)
             self._finish("failed", str(error))

@@ -15,8 +15,10 @@ from loopback import HOST, make_certificates, make_inner_certificates, server_co
 
 from deploy.certificates import create_node_key, public_half
 from deploy.fields import Address
-from deploy.gate.connection import Inside, Limits
+from deploy.gate.connection import Inside
+from deploy.gate.conversation import Limits
 from deploy.gate.identity import Node, Registry
+from deploy.gate.objects import Objects
 from deploy.gate.rules import Allowance
 from deploy.gate.server import Gate, tls_context
 from deploy.gate.upstream import Upstream
@@ -167,7 +169,7 @@ def open_gate(
         inside = Inside(
             upstream, Registry(ask, lambda nodes: None), Allowance(reply),
             certificates if authority else None, lambda: opened.healthy[0],
-            lambda *what: opened.refused.append(what),
+            lambda *what: opened.refused.append(what), Objects(folder / "objects"),
         )  # fmt: skip
         tls = Tls(*(certificates / name for name in ("ca.crt", "server.crt", "server.key")))
         gate = Gate(tls_context(tls, authority), inside, connections, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeResponse,
     DeactivateNodeResponse,
+    PullMessagesRequest,
     PullMessagesResponse,
     PushMessagesResponse,
     RegisterNodeFleetResponse,
@@ -201,3 +203,17 @@ def test_an_upload_that_was_broken_off_is_made_again_once(make: Make) -> None:
     with pytest.raises(ObjectPushError):
         fleet.push(MessageProto(), TREE, objects, 1.0)
     fleet.sign_off()
+
+
+def test_the_gate_tells_that_it_held_a_question_back() -> None:
+    holding = module.Holding()
+
+    def asked(message: Any, **headers: str) -> bool:
+        context = SimpleNamespace(message=message)
+        holding.intercept(context, lambda context: httpx.Response(200, headers=headers))  # type: ignore[arg-type]
+        return holding.held
+
+    assert not asked(PullMessagesRequest())
+    assert asked(PullMessagesRequest(), **{"fedrc-held": "1"})
+    assert asked(PullObjectResponse())  # an answer to something else says nothing
+    assert not asked(PullMessagesRequest())

@@ -14,7 +14,7 @@ from gates import Opened, one_answer, open_gate, read_all, status_of
 from loopback import HOST, make_certificates
 
 from deploy.certificates import create_node_key, public_half
-from deploy.gate.connection import Limits
+from deploy.gate.conversation import Limits
 from deploy.gate.identity import Node
 from deploy.gate.rules import Allowance, Refusal
 from deploy.operators import issue_operator, withdraw_operator

@@ -272,6 +272,17 @@ def test_the_executor_becomes_flowers_program_among_the_outputs(
     assert option(command, "--runtime-api-address") == f"{HOST}:{port}"
     assert directory == tmp_path / "outputs"
     assert environment["FEDRC_NODES"] == str(tmp_path / "state" / "nodes.json")
+    assert environment["FEDRC_OBJECTS"] == str(tmp_path / "state" / "objects")
+
+
+def test_with_a_database_in_memory_nothing_of_a_message_is_a_file(
+    tmp_path: Path, execution: Execution
+) -> None:
+    inner = make_inner_certificates(tmp_path)
+    with health_server(tls=inner) as port:
+        launch_serverapp(superlink_yaml(tmp_path, control=f"{HOST}:{port}", database="memory"))
+
+    assert "FEDRC_OBJECTS" not in execution.calls[0][2]
 
 
 def test_a_node_becomes_the_resident_one_in_its_state(tmp_path: Path, execution: Execution) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server_app import fetching, inbox
-from server_app.inbox import FETCH_AT_ONCE, Inbox
+from server_app import fetching, mail
+from server_app.mail import FETCH_AT_ONCE, Mail
 
 EVERYBODY = list("abcdefghijklmnopqrstuvwxyz")
 
@@ -31,7 +31,7 @@ class Superlink:
         self.answered -= set(found)
         return [(identity, identity) for identity in found]
 
-    def fetched(self, grid: Any, about: str, given_up: Any) -> Any:
+    def fetched(self, grid: Any, about: str, given_up: Any, shelf: Any) -> Any:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         while not given_up():
@@ -48,10 +48,12 @@ def superlink(monkeypatch: pytest.MonkeyPatch) -> Superlink:
     monkeypatch.setattr(fetching, "announced", link.announced)
     monkeypatch.setattr(fetching, "fetched", link.fetched)
     monkeypatch.setattr(fetching, "is_possible", lambda grid: True)
+    monkeypatch.setattr(fetching, "shelf_of", lambda grid: None)
+    monkeypatch.setattr(fetching, "confirm", lambda grid, about: None)
     return link
 
 
-def collect(box: Inbox, waiting: list[str], count: int) -> list[tuple[str, Any]]:
+def collect(box: Mail, waiting: list[str], count: int) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for _ in range(1000):
         found += box.replies([i for i in waiting if i not in dict(found)])
@@ -62,7 +64,7 @@ def collect(box: Inbox, waiting: list[str], count: int) -> list[tuple[str, Any]]
 
 
 def test_a_reply_that_is_not_complete_holds_up_no_other(superlink: Superlink) -> None:
-    box = Inbox(None)  # type: ignore[arg-type]
+    box = Mail(None)  # type: ignore[arg-type]
     superlink.complete["b"].set()
 
     first = collect(box, ["a", "b"], 1)
@@ -75,7 +77,7 @@ def test_a_reply_that_is_not_complete_holds_up_no_other(superlink: Superlink) ->
 
 
 def test_a_few_are_fetched_at_a_time_and_all_of_them_in_the_end(superlink: Superlink) -> None:
-    box, everybody = Inbox(None), EVERYBODY  # type: ignore[arg-type]
+    box, everybody = Mail(None), EVERYBODY  # type: ignore[arg-type]
     assert list(box.replies(everybody)) == []
     for event in superlink.complete.values():
         event.set()
@@ -88,7 +90,7 @@ def test_a_few_are_fetched_at_a_time_and_all_of_them_in_the_end(superlink: Super
 
 
 def test_a_reply_whose_content_never_arrives_is_none(superlink: Superlink) -> None:
-    box = Inbox(None)  # type: ignore[arg-type]
+    box = Mail(None)  # type: ignore[arg-type]
     superlink.complete["never"].set()
 
     assert collect(box, ["never"], 1) == [("never", None)]
@@ -96,7 +98,7 @@ def test_a_reply_whose_content_never_arrives_is_none(superlink: Superlink) -> No
 
 
 def test_a_reply_that_nobody_waits_for_any_more_is_given_up(superlink: Superlink) -> None:
-    box = Inbox(None)  # type: ignore[arg-type]
+    box = Mail(None)  # type: ignore[arg-type]
     assert list(box.replies(["a", "b"])) == []
     given_up = box._fetching["a"]
 
@@ -109,7 +111,7 @@ def test_a_reply_that_nobody_waits_for_any_more_is_given_up(superlink: Superlink
 
 
 def test_what_is_being_fetched_is_given_up_at_the_end(superlink: Superlink) -> None:
-    box = Inbox(None)  # type: ignore[arg-type]
+    box = Mail(None)  # type: ignore[arg-type]
     assert list(box.replies(["a"])) == []
     thread = next(iter(box._fetching.values()))
 
@@ -126,7 +128,7 @@ def test_another_version_of_flower_pulls_as_it_always_did(monkeypatch: pytest.Mo
             self.pulled.append(list(identities))
             return []
 
-    monkeypatch.setattr(inbox, "fetching", None)
+    monkeypatch.setattr(mail, "fetching", None)
 
-    assert list(Inbox(Grid()).replies(["a", "b"])) == []  # type: ignore[arg-type]
+    assert list(Mail(Grid()).replies(["a", "b"])) == []  # type: ignore[arg-type]
     assert Grid.pulled == [["a", "b"]]

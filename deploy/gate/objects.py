@@ -1,0 +1,157 @@
+"""The gate's side of the shelf: nodes get and leave objects there, past Flower's database.
+
+What a node may leave is what Flower has just asked it for: the objects of a reply that Flower took.
+Everything else is passed on to Flower, which decides about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
+from google.protobuf.message import DecodeError
+
+from server_app.shelf import ARRIVED, MIXED, POSTED, down, signal, signals, up
+
+LOOK_SECONDS = 0.01
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass
+class _Upload:
+    """A reply whose objects are expected."""
+
+    session: str
+    run: int
+    message: str
+    wanted: set[str]
+
+
+class Objects:
+    """The directory that the gate shares with ServerApps."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._uploads: dict[bytes, _Upload] = {}  # by node: it sends one reply at a time
+        self._bodies = 0
+        self._news = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        self._waiting = 0
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for unfinished in root.glob("*.body"):
+            unfinished.unlink()
+        for reply in root.glob("*/up/*"):
+            (reply / MIXED).touch()  # the rest of an upload that this gate knows nothing about
+
+    def runs(self) -> list[int]:
+        """The runs whose ServerApp uses the directory."""
+        return [int(folder.name) for folder in self._root.iterdir() if folder.name.isdecimal()]
+
+    def forget(self, run: int) -> None:
+        """Delete what is left of a run that is over."""
+        shutil.rmtree(self._root / str(run), ignore_errors=True)
+
+    # --- from the server to nodes ----------------------------------------------------------------
+
+    def pulled(self, request: bytes) -> Path | None:
+        """The file with the answer to a node's pull of an object, if it is here."""
+        try:
+            asked = PullObjectRequest.FromString(request)
+        except DecodeError:
+            return None
+        place = down(self._root / str(asked.run_id), asked.object_id)
+        return place if _is_hash(asked.object_id) and place.is_file() else None
+
+    def posted(self) -> int:
+        """A number that changes when messages have been pushed."""
+        return signals(self._root / POSTED)
+
+    async def news(self, seen: int, seconds: float) -> None:
+        """Wait until ``posted`` is another number, at most so long."""
+        self._waiting += 1
+        try:
+            if self._watcher is None or self._watcher.done():
+                self._watcher = asyncio.create_task(self._watch(seen))
+            if self.posted() == seen:
+                await asyncio.wait_for(self._news.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting -= 1
+
+    async def _watch(self, seen: int) -> None:
+        """Look for news on behalf of all who wait."""
+        while self._waiting:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (posted := self.posted()) != seen:
+                seen = posted
+                self._news.set()
+                self._news = asyncio.Event()
+
+    # --- from nodes to the server ----------------------------------------------------------------
+
+    def announced(self, node: bytes, request: bytes, answer: bytes) -> None:
+        """Flower took a node's reply and told it which objects to send."""
+        self._uploads.pop(node, None)
+        try:
+            asked, told = PushMessagesRequest.FromString(request), PushMessagesResponse()
+            told.ParseFromString(answer)
+        except DecodeError:
+            return
+        if len(asked.messages_list) != 1 or len(asked.message_object_trees) != 1:
+            return
+        run, message = asked.messages_list[0].metadata.run_id, asked.message_object_trees[0]
+        folder = self._root / str(run)
+        if told.objects_to_push and folder.is_dir() and _is_hash(message.object_id):
+            up(folder, message.object_id).mkdir(mode=0o700, exist_ok=True)
+            wanted = set(filter(_is_hash, told.objects_to_push))
+            self._uploads[node] = _Upload(told.session_id, run, message.object_id, wanted)
+
+    def expects(self, node: bytes) -> bool:
+        """Whether objects of a node may be left here."""
+        return node in self._uploads
+
+    def body(self) -> Path:
+        """A new file for the body of a node's push."""
+        self._bodies += 1
+        return self._root / f"{self._bodies}.body"
+
+    async def left(self, node: bytes, body: Path) -> bool:
+        """Keep an object that a node pushed, if it is one that was asked for."""
+        found = await asyncio.to_thread(_read, body)
+        upload = self._uploads.get(node)
+        if found is None or upload is None:
+            return False
+        asked = (upload.session, upload.run)
+        if found[:2] != asked or found[2] not in upload.wanted:
+            return False
+        folder = self._root / str(upload.run)
+        try:
+            body.rename(up(folder, upload.message) / found[2])
+            upload.wanted.discard(found[2])
+            if not upload.wanted:
+                del self._uploads[node]
+                signal(folder / ARRIVED)
+        except OSError:  # nobody waits for the reply any more, and its place is gone
+            return False
+        return True
+
+
+def _read(body: Path) -> tuple[str, int, str] | None:
+    """Session, run and name of an object that was pushed, if its content is what its name says."""
+    try:
+        pushed = PushObjectRequest.FromString(body.read_bytes())
+    except DecodeError:
+        return None
+    if hashlib.sha256(pushed.object_content).hexdigest() != pushed.object_id:
+        return None
+    return pushed.session_id, pushed.run_id, pushed.object_id
+
+
+def _is_hash(name: str) -> bool:
+    return len(name) == 64 and _HEX.issuperset(name)
