@@ -109,7 +109,7 @@ def main() -> None:
         draw(axes, f"{federation}, seed {seed}", state, measured)
         wrong = misplaced({n: state.clients[n] for n in measured.names})
         print(federation, seed, {n: (r.concept, r.style, r.certainty) for n, r in wrong.items()})
-    figure.savefig(options.picture, dpi=110)
+    figure.savefig(options.picture, dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":
