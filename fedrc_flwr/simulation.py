@@ -220,6 +220,8 @@ class _Simulation:
     def outcome(self) -> Outcome:
         """How the run ended; both Flower and the run's summary must report success."""
         ends = time.monotonic() + START_SECONDS
+        while self._runs() and time.monotonic() < ends:  # asking Flower costs a second of computing
+            time.sleep(0.1)
         status = ""
         while not status.startswith("finished") and time.monotonic() < ends:
             status = self._control.status(self._run_id)

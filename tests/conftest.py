@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -11,18 +12,13 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import hypothesis
 import pytest
-import tiny_data
-import torch
-
-from fedrc_flwr.data import images
-from fedrc_flwr.engine import outputs
-from fedrc_flwr.report.figures import draw_mixture_weights
+import typer.testing
 
 #: Modules whose tests mostly wait for processes that they start.
 WAITING = ("test_simulation.py", "test_example_notebook.py", "test_serving.py")
-torch.set_num_threads(1)
 # Importing a hundred test modules makes much that stays and hardly any garbage.
 gc.disable()
+# The library is imported where it is used: the process that only hands out tests does without it.
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -34,21 +30,34 @@ def _undrawn_and_unflushed() -> Iterator[None]:
 
     Either takes longer than most runs. The fixture ``pictures`` is for tests that look at one.
     """
+    import torch
+
+    from fedrc_flwr.engine import outputs
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outputs, "draw_mixture_weights", lambda state, path: None)
         patch.setattr(os, "fsync", lambda handle: None)
+        # Typer builds the whole command line anew for every call.
+        once = functools.cache(typer.main.get_command)
+        patch.setattr(typer.testing, "_get_command", once)
         yield
 
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process draw their picture, as they do for users."""
+    from fedrc_flwr.engine import outputs
+    from fedrc_flwr.report.figures import draw_mixture_weights
+
     monkeypatch.setattr(outputs, "draw_mixture_weights", draw_mixture_weights)
 
 
 @pytest.fixture(scope="session")
 def all_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a handful of samples of every named dataset."""
+    import tiny_data
+
     folder = tmp_path_factory.mktemp("data")
     tiny_data.write_all(folder)
     return folder
@@ -57,6 +66,8 @@ def all_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data_dir(all_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, whatever datasets this machine has installed."""
+    from fedrc_flwr.data import images
+
     monkeypatch.setattr(images, "DEBIAN", all_data / "not-installed")
     return all_data
 

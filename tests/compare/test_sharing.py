@@ -101,8 +101,9 @@ def test_a_shared_beginning_changes_no_result(
     rows, settings = CASES[case]
     usual = {
         "run": {"evaluate-every": 2},
-        "data": {"clients": 6},
+        "data": {"clients": 6, "samples-per-client": 60},
         "model": {"hidden": 8},
+        "local": {"epochs": 1},
         **settings,
     }
 

@@ -30,13 +30,13 @@ from fedrc_flwr.inference import (
 
 VALUES = np.array([0.2, 0.5, 0.3])
 #: Mixture weights by number of clusters.
-WEIGHTS = {2: np.array([0.4, 0.6]), 3: VALUES}
+WEIGHTS = {1: np.ones(1), 3: VALUES}
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "cnn with a shared body": {"shared_body": True, "network": "cnn"},
     "resnet18 with GroupNorm": {
         "network": "resnet18", "norm": "group", "small_stem": True, "input_shape": (3, 8, 8),
-        "clusters": 2,
+        "clusters": 1,
     },
 }  # fmt: skip
 

@@ -135,7 +135,8 @@ def test_every_figure_as_png_and_svg(tmp_path: Path) -> None:
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
         else:
             with Image.open(path) as image:
-                assert len(image.convert("RGB").getcolors(1 << 24) or []) > 10
+                sampled = image.convert("RGB").resize((image.width // 4, image.height // 4))
+                assert len(sampled.getcolors(1 << 24) or []) > 10
     assert r"$\ward$ one" in (tmp_path / "figures" / "weights.svg").read_text("utf-8")
 
 
