@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 def add_commands(app: typer.Typer) -> None:
     """Add the operator's commands to ``fedrc``."""
-    app.add_typer(certs, name="certs")
-    app.add_typer(node, name="node")
+    app.add_typer(certs, name="certs", rich_help_panel="Deploy and operate")
+    app.add_typer(node, name="node", rich_help_panel="Deploy and operate")
     node.command("allow")(guarded(node_cli.allow))
     for command in (superlink, serverapp, doctor, run, stop, tunnel):
-        app.command()(command)
+        app.command(rich_help_panel="Deploy and operate")(command)
     for command in (node_cli.supernode, node_cli.clientapp):
-        app.command()(guarded(command))
+        app.command(rich_help_panel="Deploy and operate")(guarded(command))
 
 
 def superlink(file: ServerFile, log: Log = LogFormat.text) -> None:

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from fedrc_flwr.config import RunConfig
 
 app = typer.Typer(
-    help="Robust clustered federated learning on Flower.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 scenarios = typer.Typer(help="Scenarios: who holds which data.", no_args_is_help=True)
 recipes = typer.Typer(help="Recipes: how to learn.", no_args_is_help=True)
-app.add_typer(scenarios, name="scenario")
-app.add_typer(recipes, name="recipe")
+app.add_typer(scenarios, name="scenario", rich_help_panel="Train on this machine")
+app.add_typer(recipes, name="recipe", rich_help_panel="Train on this machine")
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
 ]
@@ -54,10 +53,85 @@ def _main(
         ),
     ] = False,
 ) -> None:
-    """Robust clustered federated learning on Flower."""
+    """Federated learning for clients that label the same inputs differently: FedRC on Flower.
+
+    Try it with `fedrc simulate --scenario digits`, or on a table of your own with
+    `fedrc check` and `fedrc simulate --data`.
+    """
 
 
-@app.command()
+@app.command(rich_help_panel="Train on this machine")
+def simulate(
+    scenario: Scenario = None,
+    recipe: Recipe = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own data instead of a scenario: a table, .npz file or folder."),
+    ] = None,
+    label: data_cli.Label = None,
+    client: data_cli.Client = None,
+    ignore: data_cli.Ignore = None,
+    columns: data_cli.Columns = None,
+    settings: Settings = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the results: a new one, or with --resume the run's."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --output after its last round.")
+    ] = False,
+    from_round: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --resume: continue after this round, repeat later ones."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="flower: its simulation engine; in-process: without Flower.")
+    ] = "flower",
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --engine flower: how many clients compute at once."),
+    ] = None,
+) -> None:
+    """Run a federation of virtual clients on this machine."""
+    from fedrc_flwr.checkpoint import has_checkpoint
+    from fedrc_flwr.engine.directory import check_new, clear
+    from fedrc_flwr.report.terminal import Terminal, summary_lines
+    from fedrc_flwr.simulation import FLOWER, check_engine, run_here
+
+    try:
+        check_engine(engine, cpus)
+        own = data_cli.settings_of(data, label, client, ignore, columns)
+        checked = _simulated(scenario, recipe, own, settings, output, resume, from_round)
+        directory = output or checked.run.directory(
+            checked.named(), checked.algorithm, checked.seed
+        )
+        if not resume:
+            check_new(directory)
+        for line in _chosen(checked):
+            typer.echo(line)
+        if not resume:
+            clear(directory)
+        with Terminal(checked.rounds) as terminal:
+            outcome = run_here(checked, directory, terminal.show, engine, cpus)
+    except FedRCError as error:
+        typer.echo(f"fedrc: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    except KeyboardInterrupt:  # before the run had begun
+        raise typer.Exit(STOPPED) from None
+    if not outcome.completed:
+        typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
+        if has_checkpoint(directory):
+            again = f"fedrc simulate --output {directory} --resume"
+            again += f" --engine {engine}" * (engine != FLOWER)
+            typer.echo(f"to continue: {again}", err=True)
+        report_cli.show_page(directory, err=True)
+        raise typer.Exit(STOPPED if outcome.summary.get("status") == "stopped" else FAILED)
+    for line in summary_lines(outcome.summary, directory.resolve()):
+        typer.echo(line)
+    report_cli.show_page(directory)
+
+
+@app.command(rich_help_panel="Train on this machine")
 def config(
     everything: Annotated[bool, typer.Option("--all", help="All settings, by section.")] = False,
     toml: Annotated[
@@ -119,76 +193,6 @@ def show_scenario(
     for line in report.table(outlines):
         typer.echo(line)
     typer.echo(report.totals(outlines))
-
-
-@app.command()
-def simulate(
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your own data instead of a scenario: a table, .npz file or folder."),
-    ] = None,
-    label: data_cli.Label = None,
-    client: data_cli.Client = None,
-    ignore: data_cli.Ignore = None,
-    columns: data_cli.Columns = None,
-    settings: Settings = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Directory for this run's results; must be a new one.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output after its last round.")
-    ] = False,
-    from_round: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --resume: continue after this round, repeat later ones."),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="flower: its simulation engine; in-process: without Flower.")
-    ] = "flower",
-    cpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --engine flower: how many clients compute at once."),
-    ] = None,
-) -> None:
-    """Run a federation of virtual clients on this machine."""
-    from fedrc_flwr.checkpoint import has_checkpoint
-    from fedrc_flwr.engine.directory import check_new, clear
-    from fedrc_flwr.report.terminal import Terminal, summary_lines
-    from fedrc_flwr.simulation import FLOWER, check_engine, run_here
-
-    try:
-        check_engine(engine, cpus)
-        own = data_cli.settings_of(data, label, client, ignore, columns)
-        checked = _simulated(scenario, recipe, own, settings, output, resume, from_round)
-        directory = output or checked.run.directory(
-            checked.named(), checked.algorithm, checked.seed
-        )
-        if not resume:
-            check_new(directory)
-        for line in _chosen(checked):
-            typer.echo(line)
-        if not resume:
-            clear(directory)
-        with Terminal(checked.rounds) as terminal:
-            outcome = run_here(checked, directory, terminal.show, engine, cpus)
-    except FedRCError as error:
-        typer.echo(f"fedrc: {error}", err=True)
-        raise typer.Exit(MISUSED) from None
-    except KeyboardInterrupt:  # before the run had begun
-        raise typer.Exit(STOPPED) from None
-    if not outcome.completed:
-        typer.echo(f"fedrc: the run did not complete: {outcome.reason}", err=True)
-        if has_checkpoint(directory):
-            again = f"fedrc simulate --output {directory} --resume"
-            again += f" --engine {engine}" * (engine != FLOWER)
-            typer.echo(f"to continue: {again}", err=True)
-        report_cli.show_page(directory, err=True)
-        raise typer.Exit(STOPPED if outcome.summary.get("status") == "stopped" else FAILED)
-    for line in summary_lines(outcome.summary, directory.resolve()):
-        typer.echo(line)
-    report_cli.show_page(directory)
 
 
 def _simulated(
@@ -268,7 +272,7 @@ def _chosen(config: RunConfig) -> list[str]:
     ]
 
 
-for commands in (data_cli, engine_cli, compare_cli, report_cli, inference_cli, deploy_cli):
+for commands in (data_cli, compare_cli, report_cli, inference_cli, deploy_cli, engine_cli):
     commands.add_commands(app)
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_commands(app: typer.Typer) -> None:
     """Register the command."""
-    app.command()(compare)
+    app.command(rich_help_panel="Train on this machine")(compare)
 
 
 def compare(

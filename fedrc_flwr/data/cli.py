@@ -24,7 +24,7 @@ Columns = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add this command to ``fedrc``."""
-    app.command()(check)
+    app.command(rich_help_panel="Train on this machine")(check)
 
 
 def check(

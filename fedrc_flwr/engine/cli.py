@@ -20,7 +20,7 @@ Client = Annotated[str, typer.Argument(help="The client's name.")]
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``fedrc``."""
     for command in (forgive, forget):
-        app.command()(command)
+        app.command(rich_help_panel="Deploy and operate")(command)
 
 
 def forgive(run: Run, client: Client) -> None:

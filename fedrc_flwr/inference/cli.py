@@ -48,7 +48,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to ``fedrc``."""
     for command in (assign, predict, export, serve):
-        app.command()(command)
+        app.command(rich_help_panel="Use the result")(command)
 
 
 def assign(

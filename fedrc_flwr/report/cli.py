@@ -15,7 +15,7 @@ Run = Annotated[Path, typer.Argument(help="The run's directory.")]
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``fedrc``."""
     for command in (report, watch):
-        app.command()(command)
+        app.command(rich_help_panel="Use the result")(command)
 
 
 def report(
