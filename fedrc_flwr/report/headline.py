@@ -271,7 +271,7 @@ class _Groups:
             least = min(max(c.weights or [0.0]) for c in placed)
             return f" Each has a weight of at least {least:.2f} in its cluster"
         least, name = min(certain)
-        text = f" The evidence for each client's cluster has a certainty of at least {least:.2f}"
+        text = f" Each client's cluster is certain to at least {least:.0%}"
         return text + f" ({name})" * (least < UNSURE)
 
 
