@@ -89,7 +89,8 @@ def run(
         typer.Option(help="Schema of the nodes' own data, written by `fedrc check --schema`."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="A setting, such as algorithm=fedavg. Repeatable."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The run's name; with --resume, the run to continue.")

@@ -30,7 +30,7 @@ recipes = typer.Typer(help="Recipes: how to learn.", no_args_is_help=True)
 app.add_typer(scenarios, name="scenario", rich_help_panel="Train on this machine")
 app.add_typer(recipes, name="recipe", rich_help_panel="Train on this machine")
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting: section.key=value. Repeatable.")
+    list[str] | None, typer.Option("--set", help="A setting, such as algorithm=fedavg. Repeatable.")
 ]
 Scenario = Annotated[
     str | None, typer.Option(help="Name or path of a scenario: who holds which data.")

@@ -46,8 +46,8 @@ def read(kind: str, name_or_path: str, folder: Path) -> tuple[Path, dict[str, An
     except FileNotFoundError:
         known = names(folder)
         raise ConfigError(
-            f"{kind} = {name_or_path!r}: no such {kind}{similar(name_or_path, known)}; ready-made "
-            f"ones are {', '.join(known)}, or give the path of a .yaml file"
+            f"{kind} = {name_or_path!r}: no such {kind}{similar(name_or_path, known) or '.'} "
+            f"Ready-made ones are {', '.join(known)}; or give the path of a .yaml file"
         ) from None
     except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:
         raise ConfigError(f"{kind} file {path}: {error}") from None

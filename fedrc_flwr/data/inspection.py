@@ -24,6 +24,7 @@ from fedrc_flwr.data.labels import class_names, counted, label_problems
 from fedrc_flwr.data.schema import Schema, listed
 from fedrc_flwr.errors import DataError
 from fedrc_flwr.words import counted as in_words
+from fedrc_flwr.words import similar
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -153,7 +154,7 @@ def _chosen(columns: tuple[str, ...], names: list[str]) -> tuple[dict[str, str],
 def _unknown(named: Mapping[str, Iterable[str]], names: list[str]) -> list[str]:
     absent = [(option, name) for option, given in named.items() for name in given if name]
     return [
-        f"{option} {name}: there is no such column, only {listed(names)}"
+        f"{option} {name}: there is no such column, only {listed(names)}{similar(name, names)}"
         for option, name in absent
         if name not in names
     ]

@@ -94,9 +94,9 @@ def own_spec(settings: DataSettings) -> DatasetSpec:
             schema = plain_schema(shape, settings.classes)
         if schema is None:
             raise DataError(
-                f"data.dataset: {path.absolute()} does not exist{_neighbour(path)}: give the path "
-                f"of {FORMS}, or one of {', '.join(DATASETS)}; if only the nodes of a deployment "
-                "have data, set data.schema, or data.classes and data.input-shape",
+                f"data.dataset: {path.absolute()} does not exist{_neighbour(path) or '.'} Give the "
+                f"path of {FORMS}, or one of {', '.join(DATASETS)}; if only the nodes of a "
+                "deployment have data, set data.schema, or data.classes and data.input-shape",
                 "no-data",
             )
         return DatasetSpec(

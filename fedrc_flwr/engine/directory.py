@@ -117,7 +117,9 @@ def check_new(directory: Path) -> None:
         raise ConfigError(IN_USE.format(directory=directory))
     failed_start = found <= OF_A_FAILED_START and found & {RUN_LOG, SUPERLINK_LOG}
     if found and not failed_start:
-        raise ConfigError(f"{directory} is not empty: give a new directory, or resume its run")
+        raise ConfigError(
+            f"{directory} is not empty: give a new directory, or continue its run with --resume"
+        )
 
 
 def clear(directory: Path) -> None:

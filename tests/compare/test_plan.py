@@ -225,5 +225,5 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: str, words: str) -> N
 
 
 def test_an_unknown_comparison_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'maim'.*ready-made ones are.*main"):
+    with pytest.raises(ConfigError, match=r"'maim'.*Ready-made ones are.*main"):
         read_comparison("maim")

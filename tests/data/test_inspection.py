@@ -222,6 +222,8 @@ def test_unknown_columns_are_told_with_the_known_ones() -> None:
 
     assert len(found.problems) == 5
     assert "--label diagnosis: there is no such column, only site, age, finding" in found.problems
+    misspelt = inspect(table(), "findin", "site").problems[0]
+    assert misspelt.endswith("finding; did you mean 'finding'?")
 
 
 def test_rows_without_a_label_are_left_out_with_a_note() -> None:

@@ -204,7 +204,7 @@ def test_discovery_says_how_certain_the_places_are(tmp_path: Path) -> None:
     text = sentence(tmp_path, federation(tmp_path, flipped=2), rounds=6)
 
     assert text.startswith("FedRC found 2 concepts among 6 clients in 6 rounds")
-    assert "The evidence for each client's cluster has a certainty of at least" in text
+    assert "Each client's cluster is certain to at least" in text
     assert "weight of at least" not in text
 
 
