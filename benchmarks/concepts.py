@@ -122,14 +122,13 @@ def told(state_of: Any) -> Iterator[None]:
         weights = np.eye(groups.max() + 1)[groups]
         alone = np.zeros(len(groups), dtype=bool)
         evidence = np.zeros((len(groups), len(groups)))
-        return Grouping(groups, weights, evidence, alone, 0.0, True, "told")
+        return Grouping(groups, weights, alone, evidence, alone, 0.0, True, "told")
 
-    find, covered = grouping.find, places.COVERED
-    grouping.find, places.COVERED = truth, 0.0
+    find, grouping.find = grouping.find, truth
     try:
         yield
     finally:
-        grouping.find, places.COVERED = find, covered
+        grouping.find = find
 
 
 @contextmanager

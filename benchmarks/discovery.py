@@ -25,7 +25,7 @@ CONCEPTS = 3
 
 
 def federation(clients: int, labels: int, features: int) -> tuple[Floats, Floats, Labels]:
-    """Fingerprints (n, C, 1 + D), their pooled scatter (D, D), and the concepts (n,)."""
+    """Fingerprints (n, 2, C, 1 + D), their pooled scatter (D, D), and the concepts (n,)."""
     random = np.random.default_rng(0)
     contents = random.normal(size=(labels, features))
     concept = random.integers(0, CONCEPTS, clients)
@@ -37,7 +37,8 @@ def federation(clients: int, labels: int, features: int) -> tuple[Floats, Floats
         random.normal(size=means.shape) * np.sqrt(1 / counts + 0.02 * style[:, None])[..., None]
     )
     scatter = np.eye(features) * (counts.sum() - counts.size)
-    return np.concatenate([counts[..., None], counts[..., None] * means], 2), scatter, concept
+    kept = np.concatenate([counts[..., None], counts[..., None] * means], 2)
+    return np.stack([kept, np.zeros_like(kept)], axis=1), scatter, concept
 
 
 def main() -> None:

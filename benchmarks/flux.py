@@ -42,8 +42,8 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.cluster import DBSCAN
 
-from fedrc_flwr.algorithms import places
 from fedrc_flwr.discovery import fingerprint, grouping
+from fedrc_flwr.discovery.fingerprint import Flags
 from fedrc_flwr.discovery.grouping import Grouping
 from fedrc_flwr.em import Floats, Labels
 
@@ -157,6 +157,7 @@ def grouped(sent: Floats, per_label: bool) -> Grouping:
     return Grouping(
         groups=groups,
         weights=np.eye(len(sizes))[groups],
+        several=np.zeros(len(groups), dtype=bool),
         evidence=np.zeros((len(groups), len(groups))),
         alone=sizes[groups] == 1,
         agreement=0.0,
@@ -200,7 +201,7 @@ def described() -> Iterator[Callable[[Floats], Floats]]:
 @contextmanager
 def in_place_of_discovery(per_label: bool) -> Iterator[None]:
     """Runs in this block group clients as FLUX does; training is the same."""
-    found, placed, covered = grouping.find, grouping.place, places.COVERED
+    found, placed = grouping.find, grouping.place
     with described() as sent:
 
         def find(fingerprints: Floats, scatter: Floats) -> Grouping:
@@ -208,11 +209,12 @@ def in_place_of_discovery(per_label: bool) -> Iterator[None]:
 
         def place(
             fingerprints: Floats, scatter: Floats, groups: Labels, agreement: float
-        ) -> Floats:
-            return nearest(sent(fingerprints), per_label, groups)
+        ) -> tuple[Floats, Flags]:
+            weights = nearest(sent(fingerprints), per_label, groups)
+            return weights, np.zeros(len(groups), dtype=bool)
 
-        grouping.find, grouping.place, places.COVERED = find, place, 0.0
+        grouping.find, grouping.place = find, place
         try:
             yield
         finally:
-            grouping.find, grouping.place, places.COVERED = found, placed, covered
+            grouping.find, grouping.place = found, placed

@@ -98,8 +98,14 @@ def _with_one_label(reply: Reply) -> Reply:
     return replace(
         reply,
         label_counts=_in_first_column(reply.label_counts),
-        fingerprint=None if measured is None else _in_first_column(measured.T).T,
+        fingerprint=None if measured is None else _in_first_label(measured),
     )
+
+
+def _in_first_label(fingerprint: Floats) -> Floats:
+    moved = np.zeros_like(fingerprint)
+    moved[0, 0] = fingerprint.sum(axis=(0, 1))
+    return moved
 
 
 def _in_first_column(table: Floats) -> Floats:

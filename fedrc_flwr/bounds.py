@@ -137,7 +137,7 @@ def _fingerprint(reply: Reply, samples: int) -> str | None:
     if measured is None or scatter is None:
         return None
     length = UNIT_LENGTH if len(scatter) < MOST_FEATURES else PROJECTED_LENGTH
-    counts, sums = measured[:, 0], measured[:, 1:]
+    counts, sums = measured[..., 0].ravel(), measured[..., 1:].reshape(-1, measured.shape[2] - 1)
     error, scatter_error = (DEVIATIONS * noise * unit for unit in UNITS)
     slack = ROUNDING * samples + error
     if counts.min() < -slack or counts.sum() > samples + slack * math.sqrt(len(counts)):

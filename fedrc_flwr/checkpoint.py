@@ -224,6 +224,8 @@ def _pack_server(checkpoint: Checkpoint) -> tuple[Arrays, dict[str, Any]]:
             arrays[f"cross_losses/{index}"] = record.cross_losses
         if record.fingerprint is not None:
             arrays[f"fingerprint/{index}"] = record.fingerprint
+        if record.shares is not None:
+            arrays[f"shares/{index}"] = record.shares
         clients.append(
             {
                 "name": name,
@@ -278,6 +280,7 @@ def _unpack_server(arrays: Arrays, about: dict[str, Any], models: bool) -> Check
             label_counts=arrays.get(f"label_counts/{index}"),
             cross_losses=arrays.get(f"cross_losses/{index}"),
             fingerprint=arrays.get(f"fingerprint/{index}"),
+            shares=arrays.get(f"shares/{index}"),
         )
     state = ServerState(
         round=int(about["round"]),

@@ -29,9 +29,10 @@ LONGEST = 128
 #: The type of the message that asks a client to enrol.
 ENROL = "query.enrol"
 #: Version of the messages; both sides must speak the same.
-SCHEMA = 4
+SCHEMA = 5
 #: Most models in a broadcast, and most times as many local epochs as usual.
 MOST_MODELS, MOST_PASSES = 500, 10
+ROUNDING = 1e-6
 #: Most metrics in a reply.
 MOST_METRICS = 64
 #: The record with the packed array, and its name in it.
@@ -185,7 +186,9 @@ def understood() -> Iterator[None]:
         raise WireError(f"the server's message cannot be understood: {error!r:.80}") from None
 
 
-def check_round(clusters: int, passes: int, exponent: float, prior: NDArray[Any]) -> None:
+def check_round(
+    clusters: int, passes: int, exponent: float, prior: NDArray[Any], shares: tuple[float, ...]
+) -> None:
     """Refuse a round that no server of this release asks for.
 
     Parameters
@@ -193,6 +196,7 @@ def check_round(clusters: int, passes: int, exponent: float, prior: NDArray[Any]
     clusters : how many models were sent
     passes : how many times as many local epochs as usual
     prior : the label prior, (K, C)
+    shares : of the clusters in the client's samples, if it holds several concepts
     """
     fits = prior.ndim == 2 and len(prior) == clusters and np.isfinite(prior).all()
     if not fits or not (prior > 0).all():
@@ -201,3 +205,7 @@ def check_round(clusters: int, passes: int, exponent: float, prior: NDArray[Any]
         raise WireError(f"the server asks for {passes} times the epochs on {clusters} models")
     if not 0 < exponent < np.inf:
         raise WireError(f"the server's E-step has the exponent {exponent}")
+    if shares and not (
+        len(shares) == clusters and all(s > 0 for s in shares) and abs(sum(shares) - 1) < ROUNDING
+    ):
+        raise WireError(f"the server's shares {shares} are not those of {clusters} models")

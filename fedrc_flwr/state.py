@@ -131,7 +131,8 @@ class ClientRecord:
     spent : what its releases cost so far, see ``PrivacySettings.cost``; infinite if one of its
         reports had no noise or no bound
     loss : the latest mean loss of its mixture, or None before the first report
-    fingerprint : (C, 1 + D), what its labels mean, or None before it was measured
+    fingerprint : (2, C, 1 + D), what its labels mean, or None before it was measured
+    shares : (K,), of the clusters in its samples, if it was found to hold several concepts
     certainty : how sure the server is of ``cluster``, if it found that out from fingerprints
     strikes : how many of its replies could not have come from an honest client
     clean : how many replies it has sent since the last of them
@@ -153,6 +154,7 @@ class ClientRecord:
     cluster: int = -1
     loss: float | None = None
     fingerprint: Floats | None = None
+    shares: Floats | None = None
     certainty: float = 0.0
     strikes: int = 0
     clean: int = 0
@@ -175,7 +177,14 @@ class ClientRecord:
     def is_finite(self) -> bool:
         """Whether all its numbers are finite."""
         return finite(
-            [self.label_counts, self.cross_losses, self.fingerprint, self.noise, self.loss]
+            [
+                self.label_counts,
+                self.cross_losses,
+                self.fingerprint,
+                self.shares,
+                self.noise,
+                self.loss,
+            ]
         )
 
 

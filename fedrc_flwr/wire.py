@@ -65,6 +65,7 @@ def encode_broadcast(broadcast: Broadcast, layout: str, precision: str = FLOAT32
         "measures": broadcast.phase.measures,
         "listens": broadcast.phase.listens,
         "passes": broadcast.phase.passes,
+        "shares": [float(share) for share in broadcast.phase.shares],
         "clusters": list(membership.clusters),
         "merged": [c for pair in sorted(membership.merged.items()) for c in pair],
         "parameters": broadcast.parameters,
@@ -95,7 +96,7 @@ def _broadcast(parcel: Parcel, layout: str) -> Broadcast:
     parameters, of_body = _ints(values, "parameters")[0], _ints(values, "body-parameters")[0]
 
     shares_body, phase = _array_name(BODY) in arrays, _phase(values)
-    check_round(len(clusters), phase.passes, phase.exponent, arrays["label-prior"])
+    check_round(len(clusters), phase.passes, phase.exponent, arrays["label-prior"], phase.shares)
 
     def vector(key: int) -> Vector:
         name = _array_name(key)
@@ -129,7 +130,12 @@ def _evaluates(numbers: list[int]) -> Evaluates:
 def _phase(values: Mapping[str, Any]) -> Phase:
     """What kind of round a broadcast's values say."""
     flags = {n: bool(values[n]) for n in ("pooled", "prior", "compares", "measures", "listens")}
-    return Phase(float(values["exponent"]), **flags, passes=_ints(values, "passes")[0])
+    return Phase(
+        float(values["exponent"]),
+        **flags,
+        passes=_ints(values, "passes")[0],
+        shares=tuple(float(share) for share in values["shares"]),
+    )
 
 
 def encode_reply(reply: Reply, broadcast: Broadcast, precision: str = FLOAT32) -> RecordDict:
@@ -212,12 +218,12 @@ def decode_reply(content: RecordDict, broadcast: Broadcast, classes: int) -> Rep
 
 
 def _fingerprint(arrays: dict[str, NDArray[Any]], classes: int) -> tuple[Floats, Floats]:
-    """A client's fingerprint (C, 1 + D) and scatter (D, D)."""
+    """A client's fingerprint (2, C, 1 + D) and scatter (D, D)."""
     shape = arrays["scatter"].shape if "scatter" in arrays else ()
     if len(shape) != 2 or not 0 < shape[0] <= MOST_FEATURES or shape[0] != shape[1]:
         raise WireError(f"a fingerprint was asked for; its scatter has the shape {shape}")
     return (
-        statistic(arrays, "fingerprint", (classes, 1 + shape[0])),
+        statistic(arrays, "fingerprint", (2, classes, 1 + shape[0])),
         statistic(arrays, "scatter", shape),
     )
 

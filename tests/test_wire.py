@@ -369,8 +369,11 @@ def test_broadcast_arrives_as_it_was_sent(body: bool, merged: dict[int, int]) ->
 
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("prior", [True, False])
-def test_what_a_round_is_arrives_with_the_broadcast(pooled: bool, prior: bool) -> None:
-    phase = Phase(0.1 + 0.2, pooled, prior)
+@pytest.mark.parametrize("shares", [(), (0.3, 0.7)])
+def test_what_a_round_is_arrives_with_the_broadcast(
+    pooled: bool, prior: bool, shares: tuple[float, ...]
+) -> None:
+    phase = Phase(0.1 + 0.2, pooled, prior, shares=shares)
 
     content = travel(wire.encode_broadcast(make_broadcast(phase=phase), "layout"))
 
@@ -404,7 +407,9 @@ def test_a_yardstick_travels_beside_the_models(body: bool, precision: str) -> No
 def test_a_fingerprint_arrives_as_it_was_sent_and_is_refused_where_it_does_not_fit() -> None:
     broadcast = make_broadcast(phase=Phase(compares=True, measures=True))
     rng = np.random.default_rng(2)
-    reply = replace(make_reply(), fingerprint=rng.random((CLASSES, 6)), scatter=rng.random((5, 5)))
+    reply = replace(
+        make_reply(), fingerprint=rng.random((2, CLASSES, 6)), scatter=rng.random((5, 5))
+    )
 
     arrived = wire.decode_reply(travel(wire.encode_reply(reply, broadcast)), broadcast, CLASSES)
 
@@ -412,8 +417,8 @@ def test_a_fingerprint_arrives_as_it_was_sent_and_is_refused_where_it_does_not_f
     for wrong in (
         replace(reply, scatter=rng.random((5, 4))),
         replace(reply, scatter=rng.random((65, 65))),
-        replace(reply, fingerprint=rng.random((CLASSES, 5))),
-        replace(reply, fingerprint=np.full((CLASSES, 6), np.nan)),
+        replace(reply, fingerprint=rng.random((2, CLASSES, 5))),
+        replace(reply, fingerprint=np.full((2, CLASSES, 6), np.nan)),
         replace(reply, fingerprint=None),
     ):
         with pytest.raises(WireError):
@@ -554,7 +559,7 @@ def test_broadcast_of_another_schema_is_refused() -> None:
     content = wire.encode_broadcast(make_broadcast(), "layout")
     content["broadcast"] = ConfigRecord({**content.config_records["broadcast"], "schema": 1})
 
-    with pytest.raises(WireError, match="schema version 1, this side speaks 4"):
+    with pytest.raises(WireError, match="schema version 1, this side speaks 5"):
         wire.decode_broadcast(content, "layout")
 
 
@@ -731,7 +736,7 @@ def test_damaged_array_is_refused_or_still_fits(position: int, byte: int, cut: i
 @pytest.mark.parametrize(
     ("parcel", "words"),
     [
-        (with_values(schema=1), ("schema version 1", "speaks 4")),
+        (with_values(schema=1), ("schema version 1", "speaks 5")),
         (with_values(schema="2"), ("schema version '2'",)),
         (with_values(round=3), ("round 3", "expected 4")),
         (without("values", "round"), ("round None",)),

@@ -3,9 +3,10 @@
 Every client first trains the same model. Then its body is frozen as the yardstick with which each
 client takes its fingerprint. The server groups the clients by their fingerprints, makes as many
 models as there are groups, and from then on a client whose place is clear receives, trains and
-sends one model. The others listen to all of them, on samples that no model was trained on in the
-meantime, and are placed by what fits them. Some rounds later all are measured again with a better
-body, and those that were misplaced move.
+sends one model, and one that holds several concepts a model for each of them. The others listen to
+all models, on samples that no model was trained on in the meantime, and are placed by what fits
+them. Some rounds later all are measured again with a better body, and those that were misplaced
+move.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ from fedrc_flwr.algorithms.places import (
 from fedrc_flwr.algorithms.settings import ClusteredSettings
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.discovery import grouping
+from fedrc_flwr.em import Floats
 from fedrc_flwr.settings import key
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 #: A client that listened is placed if one cluster has at least this weight; else it keeps several.
 PLACED = 0.65
-#: The same for a client whose samples contradict each other, which is a sign of several concepts.
-PLACED_MIXED = 0.8
 #: Rounds after a grouping for which clients listen before they are placed.
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
@@ -128,6 +128,10 @@ class Discovering(ClusteredAlgorithm):
             return own
         if record.cluster in state.clusters:
             return own.narrowed((record.cluster,))
+        if record.shares is not None:
+            held = record.shares > 0
+            own = own.narrowed(tuple(c for c, h in zip(state.clusters, held, strict=True) if h))
+            return replace(own, phase=replace(own.phase, shares=tuple(record.shares[held])))
         return replace(own, phase=replace(own.phase, listens=places.listens(record) and training))
 
     def broadcast(self, state: ServerState, round_number: int, classes: int) -> Broadcast:
@@ -199,20 +203,25 @@ class Discovering(ClusteredAlgorithm):
     def _groups(self, state: ServerState, round_number: int) -> bool:
         """Whether enough clients have sent their fingerprints since the yardstick was chosen.
 
-        As long as no concepts are known, it does not wait for ever.
+        It does not wait for clients that no longer answer, nor for those that are not measured
+        again. As long as no concepts are known, it does not wait for ever.
         """
         if state.numbers.get(GROUPED, 0) >= state.numbers.get(MEASURED, np.inf):
             return False
-        trainers = [r for r in state.clients.values() if r.role == TRAIN and not r.quarantined]
-        measured = sum(r.fingerprint is not None for r in trainers)
+        measured = sum(map(places.is_measured, _trainers(state)))
+        awaited = sum(r.fingerprint is None and not r.silent for r in _trainers(state))
         first = self.settings.measuring_round()
         latest = AGAIN * state.numbers.get(MEASURED, first)
         late = not is_found(state) and round_number >= latest and measured > 0
-        return round_number >= first and (measured >= ENOUGH * len(trainers) or late)
+        return round_number >= first and (measured >= max(ENOUGH * (measured + awaited), 1) or late)
 
     def _measures_again(self, state: ServerState, round_number: int) -> bool:
-        """Whether the next round begins with a new yardstick; never where clients add noise."""
-        noisy = any(record.noise > 0 for record in state.clients.values())
+        """Whether the next round begins with a new yardstick.
+
+        Clients that add noise are not measured again. If they are many, nobody is.
+        """
+        trainers = _trainers(state)
+        noisy = sum(r.noise > 0 for r in trainers) > (1.0 - ENOUGH) * len(trainers)
         waiting = state.numbers.get(GROUPED, 0) < state.numbers.get(MEASURED, np.inf)
         again = self.settings.measures_again(round_number) and FALLBACK not in state.numbers
         return again and not noisy and not waiting and not self._released(state, round_number)
@@ -268,24 +277,37 @@ class Discovering(ClusteredAlgorithm):
             if before.clients[n].fingerprint is None and clients[n].fingerprint is not None
         ]
         if new and state.numbers[GROUPED] >= state.numbers[MEASURED]:
-            for name, weights in places.for_newcomers(state, new).items():
-                clients[name], line = places.settled(state, name, weights)
+            for name, (weights, several) in places.for_newcomers(state, new).items():
+                clients[name], line = places.settled(state, name, weights, several)
                 lines.append(line)
         if is_found(before) and state.round - state.numbers[GROUPED] >= LISTENING:
             for name in sorted(set(open_) - set(new)):
-                mixed = clients[name].cluster <= places.PROVISIONAL
-                clients[name], line = places.heard(state, name, PLACED_MIXED if mixed else PLACED)
+                clients[name], line = places.heard(state, name, PLACED)
                 lines += [line] if line else []
         state = replace(state, clients=clients)
         return state, {"sentence": "; ".join(sorted(lines))} if lines else None
 
 
+def _trainers(state: ServerState) -> list[ClientRecord]:
+    """The clients that train and are not in quarantine."""
+    return [r for r in state.clients.values() if r.role == TRAIN and not r.quarantined]
+
+
 def with_yardstick(state: ServerState, body: Any, round_number: int) -> ServerState:
-    """The state with a network that all clients are to be measured with, from a round on."""
+    """The state with a network that all clients are to be measured with, from a round on.
+
+    An empty fingerprint takes the place of one with noise, which is not asked for again.
+    """
     arrays = {name: array for name, array in state.arrays.items() if name != "scatter"}
     return replace(
         state,
         arrays={**arrays, "yardstick": body},
-        clients={n: replace(r, fingerprint=None) for n, r in state.clients.items()},
+        clients={n: replace(r, fingerprint=_empty(r)) for n, r in state.clients.items()},
         numbers={**state.numbers, MEASURED: float(round_number)},
     )
+
+
+def _empty(record: ClientRecord) -> Floats | None:
+    if record.fingerprint is None or record.noise == 0:
+        return None
+    return np.zeros_like(record.fingerprint)

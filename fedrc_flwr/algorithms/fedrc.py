@@ -126,7 +126,9 @@ class FedRC(Discovering):
             responsibilities = em.pooled_e_step(losses, prior, labels, phase.exponent)
         else:
             weights = state.mixture_weights
-            if self.settings.discovers():
+            if phase.shares:
+                weights = np.asarray(phase.shares)
+            elif self.settings.discovers():
                 weights = em.reachable(weights)
             responsibilities = em.e_step(losses, weights, prior, labels, phase.exponent)
         moments = None

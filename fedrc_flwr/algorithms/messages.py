@@ -38,6 +38,7 @@ class Phase:
     listens : whether the client only reports its mixture weights, and trains nothing
     decides : whether all models are compared, so that everybody receives them
     passes : how many times as many local epochs as usual the round has
+    shares : of the client's concepts in its samples, if the server found it to hold several
     """
 
     exponent: float = 1.0
@@ -48,6 +49,7 @@ class Phase:
     listens: bool = False
     decides: bool = False
     passes: int = 1
+    shares: tuple[float, ...] = ()
 
     def releases(self) -> int:
         """How many statistics a client sends in such a round of training."""
@@ -158,8 +160,9 @@ class Reply:
     label_counts : (K, C), noisy where the client adds noise
     cross_losses : (K, K), sums over samples of responsibility for a times loss of b, or None; with
         noise, times the bounded difference between the losses of b and a
-    fingerprint : (C, 1 + D), for each label the number of samples and the sum of their features, if
-        it was asked for; ``scatter``, (D, D), is that of the features within labels
+    fingerprint : (2, C, 1 + D), for each label the number of samples and the sum of their features,
+        of the samples that agree with each other and of the rest, if it was asked for;
+        ``scatter``, (D, D), is that of the former's features within labels
     evaluation : of the models that the client received, if it was asked for
     counts : whether the client counts where updates are averaged, even if it sends none
     age : how many rounds ago it was asked for

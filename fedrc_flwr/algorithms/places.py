@@ -11,6 +11,7 @@ from fedrc_flwr import em
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.discovery import grouping
 from fedrc_flwr.discovery.grouping import Grouping
+from fedrc_flwr.discovery.mixture import without_crumbs
 from fedrc_flwr.discovery.succession import succession
 from fedrc_flwr.em import Floats, Labels
 from fedrc_flwr.layout import Vector
@@ -18,20 +19,13 @@ from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
 #: A client's place is clear if its group has at least this weight.
 CLEAR = 0.45
-#: A client may hold several concepts if its fingerprint covers less than this share of its samples,
-#: relative to the median client: the others were left out because their labels contradict them.
-COVERED = 0.75
-#: One that was found to hold several concepts does so until its fingerprint covers this share: the
-#: next network may leave out fewer of its samples.
-COVERED_AGAIN = 0.9
 #: Numbers of the state: the round in which the concepts were first found, in which the annealed
 #: E-step took over, from which clients are measured with the present yardstick, and in which they
 #: were last grouped; the next cluster's id; the share of labels on which concepts agree.
 FOUND, FALLBACK, MEASURED, GROUPED = "found", "fallback", "measured", "grouped"
 NEXT, AGREEMENT = "next-cluster", "agreement"
-#: In place of a cluster's id: not known yet; several of them; and, from the last one on downwards,
-#: this cluster, unless the client turns out to hold several concepts.
-UNPLACED, SEVERAL, PROVISIONAL = -1, -2, -3
+#: In place of a cluster's id: not known yet, and several of them.
+UNPLACED, SEVERAL = -1, -2
 MOST_SHOWN = 100  # clients whose evidence is in the metrics, which would otherwise be too large
 
 
@@ -42,17 +36,25 @@ def is_found(state: ServerState) -> bool:
 
 def listens(record: ClientRecord) -> bool:
     """Whether a client's place is still open, so that it listens to all models."""
-    return record.role == TRAIN and (record.cluster == UNPLACED or record.cluster <= PROVISIONAL)
+    return record.role == TRAIN and record.cluster == UNPLACED
 
 
 def measured_clients(state: ServerState) -> list[str]:
     """The clients whose fingerprints have arrived, sorted."""
-    return sorted(n for n, r in state.clients.items() if r.fingerprint is not None)
+    return sorted(n for n, r in state.clients.items() if is_measured(r))
+
+
+def is_measured(record: ClientRecord) -> bool:
+    """Whether a client's fingerprint with the present yardstick has arrived."""
+    return record.fingerprint is not None and bool(record.fingerprint.any())
 
 
 def fingerprints_of(state: ServerState, names: list[str]) -> Floats:
-    """(n, C, 1 + D)."""
-    return np.stack([np.asarray(state.clients[name].fingerprint) for name in names])
+    """(n, 2, C, 1 + D); without what noise leaves of the samples that are counted apart."""
+    fingerprints = np.stack([np.asarray(state.clients[name].fingerprint) for name in names])
+    noisy = np.array([state.clients[name].noise > 0 for name in names])
+    fingerprints[noisy, 1] = 0.0
+    return fingerprints
 
 
 def largest_model(state: ServerState) -> Vector:
@@ -80,12 +82,13 @@ def regrouped(
     groups = np.where(found.groups >= 0, rank[found.groups], -1)
     weights = np.pad(found.weights, ((0, 0), (0, len(waiting))))[:, order]
     membership = Membership(clusters, {**state.membership.merged, **follow.heirs})
-    clients, moved_names = dict(state.clients), []
-    mixed = mixed_clients(state)
+    clients, moved_names, holding = dict(state.clients), [], []
     for row, name in enumerate(names):
-        record = clients[name]
-        clients[name] = _placed(record, weights[row], int(groups[row]), clusters, name in mixed)
-        if not first and clients[name].cluster != record.cluster >= 0:
+        record, several = clients[name], bool(found.several[row])
+        clients[name] = _placed(record, weights[row], int(groups[row]), clusters, several)
+        if several and record.cluster != SEVERAL:
+            holding.append(_holding(name, weights[row], clusters))
+        elif not first and clients[name].cluster != record.cluster != UNPLACED:
             moved_names.append(name)
     for name in set(clients) - set(names):
         clients[name] = _carried(clients[name], state.clusters, membership)
@@ -108,12 +111,17 @@ def regrouped(
         },
     )
     about = described(replace(found, groups=groups, weights=weights), names, clusters)
-    if not first:
-        if not moved_names:
-            return state, None
+    if not first and not moved_names and not holding:
+        return state, None
+    if moved_names:
         about["sentence"] += f"; measured again, {_listed(moved_names)}"
-        if waiting:
-            about["sentence"] += f"; nobody in {_numbered(waiting)} was measured"
+    if holding:
+        several_hold = f"; {len(holding)} clients hold several concepts"
+        about["sentence"] += (
+            several_hold if len(holding) > 3 else "".join(f"; {h}" for h in holding)
+        )
+    if waiting:
+        about["sentence"] += f"; nobody in {_numbered(waiting)} was measured"
     return state, about
 
 
@@ -129,26 +137,34 @@ def _waiting_clusters(state: ServerState, names: list[str], before: Labels) -> t
     return waiting if len(waiting) < len(state.clusters) else ()
 
 
-def for_newcomers(state: ServerState, names: list[str]) -> dict[str, Floats]:
-    """The weights, (K,), of clients that were measured after the others were grouped."""
+def for_newcomers(state: ServerState, names: list[str]) -> dict[str, tuple[Floats, bool]]:
+    """The weights, (K,), of clients that were measured after the others were grouped.
+
+    Beside them is whether they are the shares of a client that holds several concepts.
+    """
     everybody = measured_clients(state)
     places = [state.clients[n].cluster for n in everybody]
     groups = np.array([state.clusters.index(c) if c in state.clusters else -1 for c in places])
-    weights = grouping.place(
+    weights, several = grouping.place(
         fingerprints_of(state, everybody), state.arrays["scatter"], groups, state.numbers[AGREEMENT]
     )
     missing = len(state.clusters) - weights.shape[1]
     weights = np.pad(weights, ((0, 0), (0, missing)))
-    return {name: weights[everybody.index(name)] for name in names}
+    rows = {name: everybody.index(name) for name in names}
+    return {name: (weights[row], bool(several[row])) for name, row in rows.items()}
 
 
-def settled(state: ServerState, name: str, weights: Floats) -> tuple[ClientRecord, str]:
+def settled(
+    state: ServerState, name: str, weights: Floats, several: bool
+) -> tuple[ClientRecord, str]:
     """A newcomer with its place, and what to tell; it listens if it fits none or several."""
     record = state.clients[name]
     if not weights.any():
         return record, f"{name} fits none of the concepts and listens to all of them"
     group = int(weights.argmax())
-    record = _placed(record, weights, group, state.clusters, name in mixed_clients(state))
+    record = _placed(record, weights, group, state.clusters, several)
+    if several:
+        return record, _holding(name, weights, state.clusters)
     if listens(record):
         return record, f"{name} fits several concepts and listens to all of them"
     return record, f"{name} is in cluster {record.cluster}"
@@ -157,8 +173,7 @@ def settled(state: ServerState, name: str, weights: Floats) -> tuple[ClientRecor
 def heard(state: ServerState, name: str, most: float) -> tuple[ClientRecord, str]:
     """A client with the place that listening gives it, and what to tell.
 
-    It has several concepts if no cluster has at least the weight ``most``. One whose place was
-    clear apart from that keeps it otherwise.
+    It has several concepts if no cluster has at least the weight ``most``.
     """
     record = state.clients[name]
     weights = record.mixture_weights()
@@ -167,51 +182,35 @@ def heard(state: ServerState, name: str, most: float) -> tuple[ClientRecord, str
     best = int(weights.argmax())
     cluster = state.clusters[best]
     if weights[best] < most:
-        shares = ", ".join(
-            f"{w:.0%} in cluster {c}" for w, c in zip(weights, state.clusters, strict=True) if w > 0
-        )
-        return replace(record, cluster=SEVERAL, certainty=float(weights[best])), (
-            f"{name} holds several concepts ({shares})"
-        )
-    if PROVISIONAL - record.cluster in state.clusters:
-        return replace(record, cluster=PROVISIONAL - record.cluster), ""
+        shares = without_crumbs(weights[None])[0]
+        record = _placed(record, shares, best, state.clusters, True)
+        return record, _holding(name, shares, state.clusters)
     return replace(record, cluster=cluster, certainty=float(weights[best])), (
         f"{name} is in cluster {cluster}, by the models that fit it"
     )
 
 
-def mixed_clients(state: ServerState) -> set[str]:
-    """The clients whose own samples contradict each other more than is usual.
-
-    Where clients add noise to their fingerprints, nobody can tell.
-    """
-    covered = {
-        name: float(record.fingerprint[:, 0].sum()) / record.samples
-        for name, record in state.clients.items()
-        if record.fingerprint is not None and record.noise == 0 and record.samples > 0
-    }
-    usual = float(np.median(list(covered.values()))) if covered else 0.0
-    known = {name for name in covered if state.clients[name].cluster == SEVERAL}
-    return {
-        name
-        for name, share in covered.items()
-        if share < (COVERED_AGAIN if name in known else COVERED) * usual
-    }
+def _holding(name: str, shares: Floats, clusters: tuple[int, ...]) -> str:
+    """What is told of a client that holds several concepts."""
+    parts = zip(shares, clusters, strict=True)
+    listed = ", ".join(f"{w:.0%} in cluster {c}" for w, c in parts if w > 0)
+    return f"{name} holds several concepts ({listed})"
 
 
 def _placed(
-    record: ClientRecord, weights: Floats, group: int, clusters: tuple[int, ...], mixed: bool
+    record: ClientRecord, weights: Floats, group: int, clusters: tuple[int, ...], several: bool
 ) -> ClientRecord:
     """The record with the place that its fingerprint gives it."""
     cluster = UNPLACED
-    if record.cluster == SEVERAL and mixed:
+    if several:
         cluster = SEVERAL
     elif group >= 0 and weights[group] >= CLEAR:
-        cluster = PROVISIONAL - clusters[group] if mixed else clusters[group]
+        cluster = clusters[group]
     return replace(
         moved(record, weights),
         cluster=cluster,
         certainty=float(weights[group]) if group >= 0 else 0.0,
+        shares=weights if several else None,
     )
 
 
@@ -223,9 +222,10 @@ def _carried(record: ClientRecord, before: tuple[int, ...], membership: Membersh
         return replace(moved(record, weights), cluster=clusters[position])
     if record.role != TRAIN:
         return record
-    if record.cluster == SEVERAL and (shares := record.mixture_weights()) is not None:
-        weights = em.regroup(shares, membership.mapping_from(before), len(clusters), 0)
-        return moved(record, em.renormalise(weights, axis=0))
+    if record.cluster == SEVERAL and record.shares is not None:
+        weights = em.regroup(record.shares, membership.mapping_from(before), len(clusters), 0)
+        shares = em.renormalise(weights, axis=0)
+        return replace(moved(record, shares), shares=shares)
     return replace(moved(record, np.full(len(clusters), 1.0 / len(clusters))), cluster=UNPLACED)
 
 

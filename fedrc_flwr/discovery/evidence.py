@@ -88,28 +88,48 @@ def for_group(
     member : (n,), who belongs to the group
     agreement : the share of labels on which different concepts agree
     """
-    clients, labels = np.nonzero(means.held)
-    precision = _precision(means, distances)
-    own = precision * member[:, None]
+    quotient = _beside(means, means, member, distances)
+    return np.log(quotient).sum(axis=1), _different(quotient, agreement).sum(axis=1)
+
+
+def label_evidence(some: Means, means: Means, member: Flags, distances: Distances) -> Floats:
+    """The evidence of each label that a client means the same as a group, (n, C).
+
+    It is zero for labels that a client does not hold.
+
+    Parameters
+    ----------
+    some : means of the same clients from some of their samples
+    means : from which the group's prototypes are made, without the client's own
+    member : (n,), who belongs to the group
+    """
+    return np.asarray(np.log(_beside(some, means, member, distances)), dtype=np.float64)
+
+
+def _beside(some: Means, means: Means, member: Flags, distances: Distances) -> Floats:
+    """exp(evidence) of each client's labels beside a group's prototypes, (n, C).
+
+    It is 1 where a client does not hold a label, or nobody else in the group holds any.
+    """
+    clients, labels = np.nonzero(some.held)
+    own = _precision(means, distances) * member[:, None]
     holders = (means.held & member[:, None]).sum(axis=0) - (means.held & member[:, None])
     total = np.where(holders > 0, own.sum(axis=0) - own, 1.0)
     sums = np.einsum("iy,iyq->yq", own, means.points) - own[..., None] * means.points
     prototypes = np.where(holders[..., None] > 0, sums / total[..., None], 0.0)
-    squared = _squared_distances(means.points, prototypes)[means.held]
-    noise = means.noise[means.held][:, None] + (1.0 / total)[clients]
+    squared = _squared_distances(some.points, prototypes)[some.held]
+    noise = some.noise[some.held][:, None] + (1.0 / total)[clients]
     compared = holders[clients] > 0
     ratio = np.where(compared, distances.ratio(squared, noise), 1.0)
-    quotient = _quotient(
+    found = _quotient(
         ratio[np.arange(len(ratio)), labels],
         ratio.sum(axis=1),
-        _error(means)[means.held],
+        _error(some)[some.held],
         ratio.shape[1],
     )
-    same, different = np.zeros(len(means.points)), np.zeros(len(means.points))
-    known = compared.any(axis=1)
-    np.add.at(same, clients[known], np.log(quotient[known]))
-    np.add.at(different, clients[known], _different(quotient[known], agreement))
-    return same, different
+    quotient = np.ones(some.held.shape)
+    quotient[some.held] = np.where(compared.any(axis=1), found, 1.0)
+    return quotient
 
 
 def _directed(

@@ -1,5 +1,8 @@
 """A client's fingerprint: for each label, how many samples it holds and the sum of their features.
 
+Samples whose label contradicts the client's other samples are counted apart: they are mistakes, or
+belong to a second concept.
+
 Clients take fingerprints with the same network, so that the features mean the same everywhere.
 """
 
@@ -31,8 +34,6 @@ ENOUGH = 4
 def take(features: Floats, labels: Labels, classes: int) -> tuple[Floats, Floats]:
     """The fingerprint of a client and the scatter of its features within labels.
 
-    Samples whose label contradicts the client's other samples are left out of both.
-
     Parameters
     ----------
     features : (N, d), what the network's body makes of the samples
@@ -41,9 +42,10 @@ def take(features: Floats, labels: Labels, classes: int) -> tuple[Floats, Floats
 
     Returns
     -------
-    (C, 1 + D), with D = min(d, ``MOST_FEATURES``): the number of samples of each label, and the
-    sum of their features; and (D, D), the sum of the outer products of the features' differences
-    from their label's mean
+    (2, C, 1 + D), with D = min(d, ``MOST_FEATURES``): the number of samples of each label, and the
+    sum of their features, first for the samples that agree with each other, then for those whose
+    label contradicts them; and (D, D), the sum over the former of the outer products of the
+    features' differences from their label's mean
     """
     features = np.asarray(features, dtype=np.float64)
     if not np.isfinite(features).all():
@@ -52,10 +54,12 @@ def take(features: Floats, labels: Labels, classes: int) -> tuple[Floats, Floats
         )
     reduced = project(features)
     kept = consistent(reduced, labels, classes)
-    reduced, labels = reduced[kept], labels[kept]
-    counts, sums = _by_label(reduced, labels, classes)
-    residuals = reduced - (sums / np.maximum(counts, 1.0)[:, None])[labels]
-    return np.column_stack([counts, sums]), residuals.T @ residuals
+    parts = [
+        np.column_stack(_by_label(reduced[some], labels[some], classes)) for some in (kept, ~kept)
+    ]
+    counts, sums = parts[0][:, 0], parts[0][:, 1:]
+    residuals = (reduced - (sums / np.maximum(counts, 1.0)[:, None])[labels])[kept]
+    return np.stack(parts), residuals.T @ residuals
 
 
 def project(features: Floats) -> Floats:

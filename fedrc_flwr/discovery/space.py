@@ -68,21 +68,21 @@ def degrees_of_freedom(counts: Floats) -> float:
     return float(counts.sum() - np.count_nonzero(counts))
 
 
-def compare_in_space(fingerprints: Floats, scatter: Floats, reference: Flags) -> Means:
+def compare_in_space(fingerprints: Floats, covariance: Floats, reference: Flags) -> Means:
     """The label means of all clients in the directions that separate labels within clients.
 
     Parameters
     ----------
     fingerprints : (n, C, 1 + D)
-    scatter : (D, D), the sum over these clients of their scatter within labels
+    covariance : (D, D), of the features within labels
     reference : (n,), the clients that decide which directions are kept
     """
     counts = counts_of(fingerprints)
     means = fingerprints[..., 1:] / np.maximum(counts, LEAST_COUNT)[..., None]
-    whitened = means @ _whitening(scatter / degrees_of_freedom(counts))
+    whitened = means @ _whitening(covariance)
     whitened = np.where(counts[..., None] > 0, _bounded(whitened, counts, reference), 0.0)
     directions = _between_labels(whitened[reference], counts[reference])
-    most = min(MOST_DIRECTIONS, counts.shape[1] - 1, len(scatter))
+    most = min(MOST_DIRECTIONS, counts.shape[1] - 1, len(covariance))
     return Means(whitened @ directions[:, :most], counts)
 
 

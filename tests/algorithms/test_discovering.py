@@ -128,10 +128,12 @@ def test_the_second_try_waits_for_the_clients_as_the_first_does() -> None:
     again = AGAIN * AFTER
     names = [n for n, r in rounds.state.clients.items() if r.role == TRAIN]
 
-    def groups(measured: int, round_number: int) -> bool:
+    def groups(measured: int, round_number: int, gone: int = 0) -> bool:
         clients = dict(rounds.state.clients)
         for name in names[:measured]:
-            clients[name] = replace(clients[name], fingerprint=np.zeros((10, 5)))
+            clients[name] = replace(clients[name], fingerprint=np.ones((2, 10, 5)))
+        for name in names[measured : measured + gone]:
+            clients[name] = replace(clients[name], silent=2)
         numbers = {MEASURED: float(again), GROUPED: float(AFTER)}
         state = replace(rounds.state, clients=clients, numbers=numbers)
         return rounds.algorithm._groups(state, round_number)
@@ -140,6 +142,8 @@ def test_the_second_try_waits_for_the_clients_as_the_first_does() -> None:
     assert groups(10, again)
     assert groups(4, AGAIN * again)  # but not for ever
     assert not groups(0, AGAIN * again)
+    assert groups(4, again, gone=7)  # nor for clients that no longer answer
+    assert not groups(0, again, gone=12)
 
 
 def test_a_noisy_fingerprint_counts_as_two_releases() -> None:
@@ -200,6 +204,34 @@ def test_nobody_who_adds_noise_is_measured_again() -> None:
     assert releases == {AGAIN * AFTER + 1 + 2}
 
 
+def test_one_client_that_adds_noise_does_not_keep_the_others_from_being_measured_again() -> None:
+    config = discovering_config(rounds=AGAIN * AFTER)
+    rounds, carrier = in_memory(config)
+    rounds.run(carrier, AGAIN * AFTER - 1, 100, lambda state, metrics: None)
+    name, *others = sorted(n for n, r in rounds.state.clients.items() if r.role == TRAIN)
+    place = rounds.state.clients[name].cluster
+    # As if it had sent noise; the run is about to measure everybody again.
+    before = replace(rounds.state, numbers={**rounds.state.numbers, MEASURED: float(AFTER)})
+    first = {n: np.ones((2, 10, 65)) for n in (name, *others)}
+    clients = {
+        n: replace(r, fingerprint=first.get(n), noise=float(n == name))
+        for n, r in before.clients.items()
+    }
+    before = replace(before, clients=clients)
+
+    assert rounds.algorithm._measures_again(before, AGAIN * AFTER)
+    rounds.state = discovering.with_yardstick(before, before.models[0], AGAIN * AFTER)
+    letters = {
+        letter.name: letter.broadcast.phase.measures
+        for letter in rounds.letters(rounds.broadcast(AGAIN * AFTER), [name, *others])
+    }
+    rounds.run(carrier, AGAIN * AFTER, 100, lambda state, metrics: None)
+
+    assert letters == {name: False, **dict.fromkeys(others, True)}
+    assert rounds.state.numbers[GROUPED] == AGAIN * AFTER
+    assert rounds.state.clients[name].cluster == place
+
+
 def test_a_client_that_joins_after_the_discovery_is_put_where_it_belongs() -> None:
     config = discovering_config(rounds=AFTER + 1)
     rounds, carrier = in_memory(config)
@@ -228,7 +260,8 @@ def test_a_client_with_two_concepts_holds_two_models() -> None:
     clients[position] = replace(client, fit=replace(client.fit, labels=labels))
     rounds, carrier = in_memory(config, clients)
 
-    rounds.run(carrier, config.rounds, 100, lambda state, metrics: None)
+    events: list[dict[str, Any]] = []
+    rounds.run(carrier, config.rounds, 100, lambda state, metrics: events.append(metrics))
 
     others = {(r.concept, r.cluster) for n, r in rounds.state.clients.items()
               if r.role == TRAIN and n != client.name}  # fmt: skip
@@ -238,6 +271,11 @@ def test_a_client_with_two_concepts_holds_two_models() -> None:
     assert record.cluster == SEVERAL
     for concept in (0, 1):
         assert weights[dict(others)[concept]] == pytest.approx(0.5, abs=0.15)
+    assert f"{client.name} holds several concepts (" in events[AFTER - 1]["discovery"]["sentence"]
+    # It receives the models of its two concepts and how many of its samples each has.
+    (letter,) = rounds.letters(rounds.broadcast(13), [client.name])
+    assert set(letter.broadcast.membership.clusters) == {dict(others)[0], dict(others)[1]}
+    assert sum(letter.broadcast.phase.shares) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ifca", "fedem", "fedsoft"])

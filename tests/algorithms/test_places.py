@@ -21,7 +21,8 @@ def state_of(places: dict[str, int], **shares: list[float]) -> ServerState:
     for name, cluster in places.items():
         weights = shares.get(name, [float(c == cluster) for c in CLUSTERS])
         counts = 10.0 * np.array(weights)[:, None]
-        clients[name] = ClientRecord(TRAIN, 10, label_counts=counts, cluster=cluster)
+        held = np.array(weights) if cluster == SEVERAL else None
+        clients[name] = ClientRecord(TRAIN, 10, label_counts=counts, cluster=cluster, shares=held)
     return ServerState(
         round=8,
         membership=Membership(CLUSTERS, {1: 0}),
@@ -39,8 +40,8 @@ def grouping(*groups: int) -> Grouping:
     """A grouping that is sure of itself."""
     count = len(groups)
     return Grouping(
-        np.array(groups), np.eye(max(groups) + 1)[list(groups)], np.zeros((count, count)),
-        np.zeros(count, dtype=bool), 0.0, True, "found",
+        np.array(groups), np.eye(max(groups) + 1)[list(groups)], np.zeros(count, dtype=bool),
+        np.zeros((count, count)), np.zeros(count, dtype=bool), 0.0, True, "found",
     )  # fmt: skip
 
 

@@ -63,14 +63,16 @@ TIMES = {"own": 0.0, "most of its samples": 1.0, "by its noise": 240.0, "negativ
 
 @pytest.mark.parametrize("means", MEANS)
 @pytest.mark.parametrize("times", TIMES)
-def test_others_stay_in_their_groups(means: str, times: str) -> None:
+@pytest.mark.parametrize("apart", [0.0, 0.5])
+def test_others_stay_in_their_groups(means: str, times: str, apart: float) -> None:
     fingerprints, scatters = measured()
     honest = find(fingerprints, pooled_scatter(scatters, np.full(CLIENTS, 120.0)))
     rng = np.random.default_rng(0)
-    usual = fingerprints[..., 1:] / fingerprints[..., :1]
+    usual = fingerprints[:, 0, :, 1:] / fingerprints[:, 0, :, :1]
     counts = np.full(CLASSES, float(SAMPLES))
-    fingerprints[ATTACKER, :, 0] = counts
-    fingerprints[ATTACKER, :, 1:] = counts[:, None] * MEANS[means](usual, rng)
+    invented = np.column_stack([counts, counts[:, None] * MEANS[means](usual, rng)])
+    # Its samples may contradict each other as much as it likes.
+    fingerprints[ATTACKER] = np.stack([1.0 - apart, apart])[:, None, None] * invented
     if TIMES[times]:
         telling = np.linalg.svd((usual - usual.mean(axis=(0, 1))).reshape(-1, FEATURES))[2][0]
         scatters[ATTACKER] = TIMES[times] * CLASSES * SAMPLES * np.outer(telling, telling)

@@ -15,7 +15,8 @@ def test_counts_sums_and_scatter_by_hand():
 
     taken, scatter = take(features, np.array([0, 0, 2, 2]), 3)
 
-    np.testing.assert_allclose(taken, [[2, 2, 2], [0, 0, 0], [2, 100, 102]], atol=1e-12)
+    np.testing.assert_allclose(taken[0], [[2, 2, 2], [0, 0, 0], [2, 100, 102]], atol=1e-12)
+    np.testing.assert_array_equal(taken[1], 0.0)
     np.testing.assert_allclose(scatter, [[2, 0], [0, 2]], atol=1e-12)
 
 
@@ -40,14 +41,16 @@ def test_label_that_is_held_by_mistake_is_left_out_as_a_whole():
 
     taken, _ = take(features, labels, 3)
 
-    assert taken[:, 0].tolist() == [17, 20, 0]
+    assert taken[0, :, 0].tolist() == [17, 20, 0]
+    assert taken[1, :, 0].tolist() == [0, 0, 3]
+    np.testing.assert_allclose(taken[1, 2, 1:], features[:3].sum(axis=0))
 
 
 def test_rare_label_with_samples_of_its_own_is_kept():
     features, labels = two_clouds(wrong=0)
     features[:2], labels[:2] = -20.0, 2
 
-    assert take(features, labels, 3)[0][:, 0].tolist() == [18, 20, 2]
+    assert take(features, labels, 3)[0][0, :, 0].tolist() == [18, 20, 2]
 
 
 def test_all_are_kept_where_no_majority_agrees():
@@ -76,14 +79,14 @@ def test_few_samples_are_all_kept(samples, width, labels):
 
     taken, scatter = take(features, np.array(labels, dtype=np.int64), 2)
 
-    assert taken[:, 0].sum() == samples
+    assert taken[0, :, 0].sum() == samples
     assert np.isfinite(scatter).all()
 
 
 def test_same_input_with_two_labels_counts_as_the_more_frequent_one():
     taken, scatter = take(np.ones((5, 2)), np.array([0, 0, 0, 0, 1]), 2)
 
-    np.testing.assert_allclose(taken, [[4, 4, 4], [0, 0, 0]])
+    np.testing.assert_allclose(taken, [[[4, 4, 4], [0, 0, 0]], [[0, 0, 0], [1, 1, 1]]])
     np.testing.assert_allclose(scatter, 0.0)
 
 
@@ -124,8 +127,8 @@ def test_order_of_samples_names_of_labels_and_scale_do_not_matter(seed, scale):
     taken, scatter = take(features, labels, classes)
     renamed, same_scatter = take(scale * features[order], names[labels[order]], classes)
 
-    np.testing.assert_allclose(renamed[names, 0], taken[:, 0])
-    np.testing.assert_allclose(renamed[names, 1:], scale * taken[:, 1:], rtol=1e-6,
+    np.testing.assert_allclose(renamed[:, names, 0], taken[..., 0])
+    np.testing.assert_allclose(renamed[:, names, 1:], scale * taken[..., 1:], rtol=1e-6,
                                atol=1e-9 * scale)  # fmt: skip
     np.testing.assert_allclose(same_scatter, scale**2 * scatter, rtol=1e-6, atol=1e-9 * scale**2)
 
