@@ -142,6 +142,12 @@ def _fingerprint(reply: Reply, samples: int) -> str | None:
     slack = ROUNDING * samples + error
     if counts.min() < -slack or counts.sum() > samples + slack * math.sqrt(len(counts)):
         return f"its fingerprint counts {counts.sum():.6g} samples, it enrolled with {samples}"
+    if noise == 0 and counts.sum() < samples - slack:
+        return (
+            f"its fingerprint counts {counts.sum():.6g} of its {samples} samples: all are counted"
+        )
+    if noise == 0 and 2.0 * (agreeing := float(measured[0, :, 0].sum())) <= samples:
+        return f"only {agreeing:.6g} of its {samples} samples agree: all are then said to agree"
     most = length * np.maximum(counts, 0.0) + slack + error * math.sqrt(sums.shape[1])
     if (np.linalg.norm(sums, axis=1) > most).any():
         return "its fingerprint holds sums of features that its samples cannot give"
