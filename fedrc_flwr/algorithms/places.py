@@ -173,16 +173,16 @@ def settled(
 def heard(state: ServerState, name: str, most: float) -> tuple[ClientRecord, str]:
     """A client with the place that listening gives it, and what to tell.
 
-    It has several concepts if no cluster has at least the weight ``most``.
+    It has several concepts if no cluster has at least the weight ``most``, unless all others have
+    next to none.
     """
     record = state.clients[name]
     weights = record.mixture_weights()
     if weights is None:
         return record, ""
     best = int(weights.argmax())
-    cluster = state.clusters[best]
-    if weights[best] < most:
-        shares = without_crumbs(weights[None])[0]
+    cluster, shares = state.clusters[best], without_crumbs(weights[None])[0]
+    if weights[best] < most and np.count_nonzero(shares) > 1:
         record = _placed(record, shares, best, state.clusters, True)
         return record, _holding(name, shares, state.clusters)
     return replace(record, cluster=cluster, certainty=float(weights[best])), (
@@ -225,7 +225,10 @@ def _carried(record: ClientRecord, before: tuple[int, ...], membership: Membersh
     if record.cluster == SEVERAL and record.shares is not None:
         weights = em.regroup(record.shares, membership.mapping_from(before), len(clusters), 0)
         shares = em.renormalise(weights, axis=0)
-        return replace(moved(record, shares), shares=shares)
+        record = moved(record, shares)
+        if np.count_nonzero(shares) > 1:
+            return replace(record, shares=shares)
+        return replace(record, cluster=clusters[int(shares.argmax())], shares=None)
     return replace(moved(record, np.full(len(clusters), 1.0 / len(clusters))), cluster=UNPLACED)
 
 

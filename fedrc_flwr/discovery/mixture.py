@@ -70,8 +70,12 @@ def shares_of_concepts(
 
 
 def without_crumbs(shares: Floats) -> Floats:
-    """Shares (n, K) without those that are too small to mean anything; rows sum to one."""
-    left = np.where(shares >= LEAST_SHARE, shares, 0.0)
+    """Shares (n, K) without those that are too small to mean anything; rows sum to one.
+
+    The largest stays, however many concepts there are.
+    """
+    least = np.minimum(LEAST_SHARE, shares.max(axis=1, keepdims=True))
+    left = np.where(shares >= least, shares, 0.0)
     return np.asarray(left / left.sum(axis=1, keepdims=True), dtype=np.float64)
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedrc_flwr.algorithms.places import AGREEMENT, FOUND, NEXT, SEVERAL, UNPLACED, regrouped
+from fedrc_flwr.algorithms.places import (
+    AGREEMENT,
+    FOUND,
+    NEXT,
+    SEVERAL,
+    UNPLACED,
+    heard,
+    regrouped,
+)
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.discovery.grouping import Grouping
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
@@ -92,3 +101,30 @@ def test_client_with_several_concepts_keeps_its_shares_by_cluster() -> None:
     assert state.clients["both"].mixture_weights() == pytest.approx([0.4, 0.6, 0.0])
     assert state.clients["open"].cluster == UNPLACED
     assert state.clients["open"].mixture_weights() == pytest.approx([1 / 3] * 3)
+
+
+def test_absent_client_whose_two_clusters_became_one_is_in_that_cluster() -> None:
+    before = state_of({"a": 0, "b": 2, "c": 3, "absent": SEVERAL}, absent=[0.5, 0.5, 0.0])
+
+    state, _ = placed(before, {"a": 0, "b": 0, "c": 1})
+
+    assert state.clusters == (0, 3)
+    absent = state.clients["absent"]
+    assert (absent.cluster, absent.shares) == (0, None)
+    assert absent.mixture_weights().tolist() == [1.0, 0.0]
+
+
+def test_client_that_listened_holds_several_concepts_only_if_two_have_a_share() -> None:
+    state = state_of({"a": UNPLACED, "b": UNPLACED}, a=[0.6, 0.3, 0.1], b=[0.64, 0.36, 0.0])
+    crumbs = np.array([0.6, *[0.05] * 8])
+    many = replace(
+        state,
+        membership=Membership(tuple(range(9))),
+        clients={"a": ClientRecord(TRAIN, 10, label_counts=10.0 * crumbs[:, None])},
+    )
+
+    assert heard(state, "a", 0.65)[0].cluster == SEVERAL
+    assert heard(state, "b", 0.65)[0].shares.tolist() == pytest.approx([0.64, 0.36, 0.0])
+    record, told = heard(many, "a", 0.65)
+    assert (record.cluster, record.shares) == (0, None)
+    assert told == "a is in cluster 0, by the models that fit it"

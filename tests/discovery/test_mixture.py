@@ -58,6 +58,12 @@ def test_small_shares_are_left_out():
     )
 
 
+def test_shares_of_many_concepts_that_are_all_small_stay():
+    even = np.full((1, 12), 1 / 12)
+
+    np.testing.assert_allclose(without_crumbs(even), even)
+
+
 @pytest.mark.parametrize("share", [0.4, 0.5, 0.65])
 @pytest.mark.parametrize("held", [range(CLASSES), (0, 1), (1, 4, 5)])
 def test_client_with_two_concepts_shows_both(share, held):
