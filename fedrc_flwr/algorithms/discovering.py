@@ -39,6 +39,9 @@ PLACED = 0.65
 LISTENING = 5
 #: Share of the training clients whose fingerprints discovery waits for.
 ENOUGH = 0.8
+#: Share of the training clients, those that no longer answer among them, from whose fingerprints
+#: the concepts are first found: a network that is down for two rounds must not leave a handful.
+FEWEST = 0.5
 #: Clients are measured again after this many times as many rounds as before.
 AGAIN = 3
 #: Times as many local epochs as usual before the concepts are found, unless their number is set:
@@ -204,16 +207,19 @@ class Discovering(ClusteredAlgorithm):
         """Whether enough clients have sent their fingerprints since the yardstick was chosen.
 
         It does not wait for clients that no longer answer, nor for those that are not measured
-        again. As long as no concepts are known, it does not wait for ever.
+        again. As long as no concepts are known, it needs half of all clients, but does not wait
+        for ever.
         """
         if state.numbers.get(GROUPED, 0) >= state.numbers.get(MEASURED, np.inf):
             return False
-        measured = sum(map(places.is_measured, _trainers(state)))
-        awaited = sum(r.fingerprint is None and not r.silent for r in _trainers(state))
-        first = self.settings.measuring_round()
+        trainers, first = _trainers(state), self.settings.measuring_round()
+        measured = sum(map(places.is_measured, trainers))
+        awaited = sum(r.fingerprint is None and not r.silent for r in trainers)
+        fewest = 1.0 if is_found(state) else max(FEWEST * len(trainers), 1.0)
         latest = AGAIN * state.numbers.get(MEASURED, first)
         late = not is_found(state) and round_number >= latest and measured > 0
-        return round_number >= first and (measured >= max(ENOUGH * (measured + awaited), 1) or late)
+        enough = measured >= max(ENOUGH * (measured + awaited), fewest)
+        return round_number >= first and (enough or late)
 
     def _measures_again(self, state: ServerState, round_number: int) -> bool:
         """Whether the next round begins with a new yardstick.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.state import ClientRecord, ServerState
 
@@ -99,13 +100,18 @@ def forgotten(state: ServerState, name: str) -> ServerState:
 
 
 def noticed(
-    state: ServerState, answered: Iterable[str], silent: Iterable[str], round_number: int
+    state: ServerState,
+    answered: Iterable[str],
+    silent: Iterable[str],
+    online: Iterable[str],
+    round_number: int,
 ) -> ServerState:
     """The state after a round in which some clients answered and others did not.
 
-    A client that is silent for the n-th time in a row is not asked for ``2^(n-1) - 1`` rounds.
+    A client that is silent for the n-th time in a row is not asked for ``2^(n-1) - 1`` rounds. One
+    that is not ``online`` could not be asked. It counts as silent, but does not have to rest.
     """
-    clients = dict(state.clients)
+    clients, reached = dict(state.clients), set(online)
     for name in answered:
         if clients[name].silent:
             clients[name] = replace(clients[name], silent=0, rests=0)
@@ -113,6 +119,9 @@ def noticed(
         times = clients[name].silent + 1
         rest = min(2 ** (times - 1) - 1, LONGEST_REST)
         clients[name] = replace(clients[name], silent=times, rests=round_number + rest)
+    for name, record in clients.items():
+        if record.role == TRAIN and not record.silent and name not in reached:
+            clients[name] = replace(record, silent=1)
     return replace(state, clients=clients)
 
 

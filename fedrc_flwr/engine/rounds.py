@@ -106,7 +106,7 @@ class Rounds:
                 "bytes_up": up,
                 "phases": self.progress.taken(),
                 "failed": dict(self.failed),
-                **self._conclude(number, answered),
+                **self._conclude(number, answered, carrier.online(TRAIN)),
             }
             self.failed = {}
             round_done(self.state, metrics)
@@ -134,7 +134,7 @@ class Rounds:
         for name, reply in self._updates(answers, number + 1):
             self.algorithm.receive(self.state, late, name, reply)
         self.state = conduct.released(self.state, late.records)
-        told = self._conclude(number, {letter.name for letter, _ in answers})
+        told = self._conclude(number, {a.name for a, _ in answers}, carrier.online(TRAIN))
         down, up = carrier.traffic()
         more = {
             "evaluation_seconds": round(time.monotonic() - started, 3), "bytes_down": down,
@@ -165,11 +165,11 @@ class Rounds:
         awake = [name for name in names if name not in self._silent]
         return conduct.to_be_asked(self.state, awake, number, needed)
 
-    def _conclude(self, number: int, answered: set[str]) -> dict[str, Any]:
+    def _conclude(self, number: int, answered: set[str], online: list[str]) -> dict[str, Any]:
         """Remember how clients behaved in a round, and return what the metrics tell about it."""
         before = set(conduct.quarantined(self.state))
-        state = conduct.struck(self.state, self._strikes, answered)
-        self.state = conduct.noticed(state, answered - self._silent, self._silent, number)
+        state, silent = conduct.struck(self.state, self._strikes, answered), self._silent
+        self.state = conduct.noticed(state, answered - silent, silent, online, number)
         for name in sorted(set(conduct.quarantined(self.state)) - before):
             log.warning(
                 "%s is in quarantine after %s strikes, the last: %s. It is no longer asked, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -142,8 +143,26 @@ def test_the_second_try_waits_for_the_clients_as_the_first_does() -> None:
     assert groups(10, again)
     assert groups(4, AGAIN * again)  # but not for ever
     assert not groups(0, AGAIN * again)
-    assert groups(4, again, gone=7)  # nor for clients that no longer answer
+    assert groups(7, again, gone=4)  # nor for clients that no longer answer
+    assert not groups(4, again, gone=7)  # unless most of them may only be away for a moment
     assert not groups(0, again, gone=12)
+
+
+def test_clients_that_left_do_not_keep_the_others_from_being_measured_again() -> None:
+    rounds, carrier = in_memory(discovering_config(rounds=AGAIN * AFTER + 1))
+    everybody = carrier.online
+
+    def online(role: str) -> list[str]:
+        gone = 4 if role == TRAIN and rounds.state.round > AFTER else 0
+        return everybody(role)[gone:]
+
+    with patch.object(carrier, "online", online):
+        rounds.run(carrier, AGAIN * AFTER + 1, 100, lambda state, metrics: None)
+
+    left = everybody(TRAIN)[:4]
+    assert rounds.state.numbers[GROUPED] == rounds.state.numbers[MEASURED] == AGAIN * AFTER
+    assert all(rounds.state.clients[name].fingerprint is None for name in left)
+    assert all(rounds.state.clients[name].cluster in rounds.state.clusters for name in left)
 
 
 def test_a_noisy_fingerprint_counts_as_two_releases() -> None:

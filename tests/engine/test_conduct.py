@@ -8,9 +8,11 @@ import pytest
 from fedrc_flwr.engine import conduct
 from fedrc_flwr.state import ClientRecord, Membership, ServerState
 
+NAMES = ["a", "b", "c", "d"]
+
 
 def federation() -> ServerState:
-    records = {n: ClientRecord("train", 5, np.ones((1, 2)), loss=0.5) for n in ("a", "b", "c", "d")}
+    records = {n: ClientRecord("train", 5, np.ones((1, 2)), loss=0.5) for n in NAMES}
     models = {0: np.zeros(2, np.float32)}
     return ServerState(0, Membership((0,)), models, None, records, parameters=2)
 
@@ -74,7 +76,7 @@ def test_forgotten_client_leaves_nothing_behind() -> None:
 def test_silent_client_rests_longer_and_longer(times: int, rest: int) -> None:
     state = federation()
     for _ in range(times):
-        state = conduct.noticed(state, ["a"], ["b"], round_number=20)
+        state = conduct.noticed(state, ["a"], ["b"], NAMES, round_number=20)
 
     expected = {"b": 20 + rest + 1} if rest else {}
     assert conduct.resting(state, 21) == expected
@@ -82,12 +84,23 @@ def test_silent_client_rests_longer_and_longer(times: int, rest: int) -> None:
     assert "b" in conduct.to_be_asked(state, ["a", "b", "c"], 21 + rest, needed=2)
 
 
+def test_client_that_cannot_be_reached_is_silent_but_is_asked_when_it_is_back() -> None:
+    state = federation()
+    for number in range(1, 9):
+        state = conduct.noticed(state, ["a", "c", "d"], [], ["a", "c", "d"], number)
+
+    assert {n: r.silent for n, r in state.clients.items()} == {"a": 0, "b": 1, "c": 0, "d": 0}
+    assert conduct.to_be_asked(state, NAMES, 9, needed=1) == NAMES
+    state = conduct.noticed(state, NAMES, [], NAMES, 9)
+    assert state.clients["b"].silent == 0
+
+
 def test_answer_ends_the_pauses() -> None:
     state = federation()
     for _ in range(4):
-        state = conduct.noticed(state, [], ["b"], round_number=3)
+        state = conduct.noticed(state, [], ["b"], NAMES, round_number=3)
 
-    state = conduct.noticed(state, ["b"], [], round_number=30)
+    state = conduct.noticed(state, ["b"], [], NAMES, round_number=30)
 
     assert (state.clients["b"].silent, state.clients["b"].rests) == (0, 0)
 
@@ -95,7 +108,7 @@ def test_answer_ends_the_pauses() -> None:
 def test_resting_clients_are_asked_where_the_others_are_too_few() -> None:
     state = federation()
     for _ in range(3):
-        state = conduct.noticed(state, [], ["b", "c", "d"], round_number=3)
+        state = conduct.noticed(state, [], ["b", "c", "d"], NAMES, round_number=3)
 
     assert conduct.to_be_asked(state, ["a", "b", "c", "d"], 4, needed=1) == ["a"]
     assert conduct.to_be_asked(state, ["a", "b", "c", "d"], 4, needed=2) == ["a", "b", "c", "d"]
