@@ -9,6 +9,8 @@ WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each program that a test or a simulation starts would otherwise compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docker-demo test test-engines test-deployment test-docker lint format docs clean
 

@@ -79,6 +79,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is loaded stays, so that collecting garbage need not look at it again and again."""
-    gc.collect()
     gc.freeze()
     gc.enable()

@@ -79,7 +79,7 @@ CLIENTS = clients()
 BASE = {
     "recipe": "paper", "rounds": ROUNDS, "seed": 1, "scenario": "none",
     "data.dataset": "nowhere.npz", "data.classes": CLASSES, "data.input-shape": "4",
-    "model.network": "mlp", "model.hidden": 8, "local.epochs": 2, "local.batch-size": 10,
+    "model.network": "mlp", "model.hidden": 8, "local.epochs": 1, "local.batch-size": 10,
     "local.learning-rate": 0.2, "local.momentum": 0.5,
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -30,7 +31,12 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
     if "app" not in path.relative_to(ROOT / package).parts[:-1]
 }
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    """A module's syntax tree; parsed when a test asks for it, not when tests are collected."""
+    return ast.parse(FILES[name].read_text("utf-8"))
 
 
 def test_every_test_module_has_a_name_of_its_own() -> None:
@@ -69,38 +75,46 @@ def imported(nodes: Iterator[ast.AST]) -> set[str]:
     return found & set(FILES)
 
 
-IMPORTS = {name: imported(outside_functions(tree)) - {name} for name, tree in TREES.items()}
-EVER = {name: imported(ast.walk(tree)) - {name} for name, tree in TREES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """For each module, those that it imports when it is imported itself."""
+    return {name: imported(outside_functions(tree_of(name))) - {name} for name in FILES}
+
+
+@cache
+def ever() -> dict[str, set[str]]:
+    """For each module, those that it imports at any time."""
+    return {name: imported(ast.walk(tree_of(name))) - {name} for name in FILES}
 
 
 def test_there_is_something_to_check() -> None:
     assert len(FILES) > 80
-    assert "fedrc_flwr.em" in IMPORTS["fedrc_flwr.algorithms.fedrc"]
-    assert "fedrc_flwr.config" in EVER["fedrc_flwr.cli"] - IMPORTS["fedrc_flwr.cli"]
+    assert "fedrc_flwr.em" in imports()["fedrc_flwr.algorithms.fedrc"]
+    assert "fedrc_flwr.config" in ever()["fedrc_flwr.cli"] - imports()["fedrc_flwr.cli"]
 
 
 def test_imports_go_one_way() -> None:
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(imports()).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 
 
 def test_nothing_imports_the_command() -> None:
-    assert [name for name, modules in EVER.items() if "fedrc_flwr.cli" in modules] == []
+    assert [name for name, modules in ever().items() if "fedrc_flwr.cli" in modules] == []
 
 
 def test_server_app_does_not_import_the_report() -> None:
     for name in FILES:
         if name.partition(".")[0] == "server_app":
-            assert not [module for module in EVER[name] if ".report" in module], name
+            assert not [module for module in ever()[name] if ".report" in module], name
 
 
 def test_only_what_travels_knows_flower() -> None:
-    for name, tree in TREES.items():
+    for name in FILES:
         words = {
             part.partition(".")[0]
-            for node in ast.walk(tree)
+            for node in ast.walk(tree_of(name))
             if isinstance(node, ast.Import | ast.ImportFrom)
             for part in (
                 [alias.name for alias in node.names]
@@ -191,7 +205,7 @@ def test_setting_that_is_read_elsewhere_is_noticed(text: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_settings_are_read_in_their_own_module_alone(name: str) -> None:
-    assert list(read_elsewhere(name, TREES[name])) == []
+    assert list(read_elsewhere(name, tree_of(name))) == []
 
 
 # --- small rooms --------------------------------------------------------------------------------
