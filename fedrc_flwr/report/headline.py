@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrc_flwr.algorithms import ALGORITHMS
+from fedrc_flwr.discovery.mixture import LEAST_SHARE
 from fedrc_flwr.metrics import SURE
 from fedrc_flwr.report.history import History
 from fedrc_flwr.report.population import Client, Population
@@ -192,8 +193,11 @@ class _Groups:
         self._people = people
         self._ids = [cluster.id for cluster in people.clusters]
         weighed = [c for c in people.clients if c.weights is not None]
-        self._placed = {c.name: c for c in weighed if _belongs(c)}
-        self._stray = [c for c in weighed if c.name not in self._placed]
+        self._placed = {c.name: c for c in weighed if _belongs(c) and not c.several}
+        # Nobody can hold several concepts unless others show what these are.
+        self._several = [c for c in weighed if c.several and self._placed]
+        known = {*self._placed, *(c.name for c in self._several)}
+        self._stray = [c for c in weighed if c.name not in known]
         self._occupied = [
             k for k in self._ids if any(c.cluster == k for c in self._placed.values())
         ]
@@ -223,7 +227,7 @@ class _Groups:
                 f"the clients' weights still move (by {max(told.movement):.2f} in one of the last "
                 f"{counted(len(told.movement), 'round')})"
             )
-        everyone = len(self._placed) + len(self._stray)
+        everyone = len(self._placed) + len(self._several) + len(self._stray)
         if len(self._stray) > STRAY * everyone:
             largest = sum(max(c.weights or [0.0]) for c in self._stray) / len(self._stray)
             found.append(
@@ -261,7 +265,20 @@ class _Groups:
             )
             strays += ", ..." * (len(self._stray) > LISTED_NAMES)
             text += f", except {counted(len(self._stray), 'client')} between clusters ({strays})"
-        return f"{text}."
+        return f"{text}.{self._holding()}"
+
+    def _holding(self) -> str:
+        """Who holds several concepts, and how much of each."""
+        if not self._several:
+            return ""
+        held = [f"{c.name}: {self._shares(c)}" for c in self._several[:LISTED_NAMES]]
+        listed = "; ".join(held) + "; ..." * (len(self._several) > LISTED_NAMES)
+        verb = "holds" if len(self._several) == 1 else "hold"
+        return f" {counted(len(self._several), 'client')} {verb} several concepts ({listed})."
+
+    def _shares(self, client: Client) -> str:
+        pairs = zip(client.weights or [], self._ids, strict=True)
+        return ", ".join(f"{w:.0%} in cluster {k}" for w, k in pairs if w >= LEAST_SHARE)
 
     def _sureness(self) -> str:
         """How sure the places are: by discovery, which sends one model, or by the weights."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedrc_flwr.algorithms.places import SEVERAL
 from fedrc_flwr.checkpoint import Checkpoint
 from fedrc_flwr.data.scenario import OBSERVE, TRAIN
+from fedrc_flwr.discovery.mixture import LEAST_SHARE
 from fedrc_flwr.em import Floats
 from fedrc_flwr.report.history import short, thin
 from fedrc_flwr.report.tallies import Tallies, Triples, added
@@ -29,7 +31,8 @@ class Client:
 
     ``cluster`` is the likeliest one (-1: not known yet), ``weights`` follow the living clusters.
     ``scores`` are those of its latest evaluation. ``confusion`` and ``right`` are the counts behind
-    them: see ``Tallies``. ``certainty`` is how sure discovery is of the cluster, if it ran.
+    them: see ``Tallies``. ``certainty`` is how sure discovery is of the cluster, if it ran, and
+    ``several`` whether it found the client to hold several concepts.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Client:
     confusion: Triples | None = None
     right: dict[str, int] = field(default_factory=dict)
     certainty: float | None = None
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,13 @@ def _client(
         confusion=tallies.confusion.get(name),
         right=tallies.right.get(name, {}),
         certainty=short(record.certainty) if record.certainty > 0 else None,
+        several=weights is not None and _holds_several(record, weights),
     )
+
+
+def _holds_several(record: ClientRecord, weights: Floats) -> bool:
+    """Whether discovery found several concepts, unless the algorithm's own E-step chose since."""
+    return record.cluster == SEVERAL and int(np.count_nonzero(weights >= LEAST_SHARE)) > 1
 
 
 def _order(client: Client) -> tuple[bool, bool, int, int, float, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_runs import CLASSES, MadeRun
 
+from fedrc_flwr.algorithms.places import SEVERAL, UNPLACED
 from fedrc_flwr.config import RunConfig
 from fedrc_flwr.errors import LATE, DataError
 from fedrc_flwr.report import contents as module
@@ -17,6 +19,8 @@ from fedrc_flwr.report.contents import Contents, gather
 from fedrc_flwr.report.history import MOST_FAILURES, MOST_POINTS, OTHER, history, thin
 from fedrc_flwr.report.log import METRICS
 from fedrc_flwr.report.population import MOST_CLIENTS, Table, label_names
+from fedrc_flwr.report.tallies import Tallies
+from fedrc_flwr.state import ClientRecord
 
 
 @pytest.fixture
@@ -155,6 +159,21 @@ def test_clients_are_sorted_by_cluster_with_weights_and_truth(made: MadeRun) -> 
     assert people.clients[-1].weights is None
     assert people.clients[-1].accuracy == 0.5
     assert [(c.id, c.clients, c.accuracy) for c in people.clusters] == [(0, 2, 0.5), (2, 4, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cluster", "several"),
+    [([0.6, 0.4], SEVERAL, True), ([0.6, 0.4], UNPLACED, False), ([1.0, 0.0], SEVERAL, False)],
+)
+def test_client_holds_several_concepts_if_it_was_found_to_and_still_does(
+    weights: list[float], cluster: int, several: bool
+) -> None:
+    counts = 10.0 * np.array(weights)[:, None]
+    record = ClientRecord("train", 10, label_counts=counts, cluster=cluster)
+
+    found = population_module._client("ward", record, (0, 2), {}, Tallies())
+
+    assert json.loads(json.dumps(asdict(found)))["several"] is several
 
 
 def test_client_has_its_course_its_scores_and_its_counts(tmp_path: Path) -> None:

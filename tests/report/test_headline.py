@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,29 @@ def test_client_between_clusters_is_named_with_its_weight() -> None:
 
     assert "cluster 0 (2 clients: ward-0, ward-1)" in found.text
     assert "except 1 client between clusters (ward-3: 0.60)" in found.text
+
+
+def test_client_that_holds_several_concepts_is_named_with_its_shares() -> None:
+    # Two of five, with a weight in one cluster that would otherwise place the last.
+    everybody = people([0.95, 0.05], [0.9, 0.1], [0.05, 0.95], [0.5, 0.5], [0.25, 0.75])
+    several = [replace(c, several=c.name in ("ward-3", "ward-4")) for c in everybody.clients]
+
+    found = said(replace(everybody, clients=several))
+
+    assert "cluster 0 (2 clients: ward-0, ward-1) and cluster 2 (1 client: ward-2)" in found.text
+    assert "between clusters" not in found.text
+    assert (
+        "2 clients hold several concepts (ward-3: 50% in cluster 0, 50% in cluster 2; "
+        "ward-4: 25% in cluster 0, 75% in cluster 2)."
+    ) in found.text
+    assert found.kinds == ["concepts", "accuracy"]
+
+
+def test_several_concepts_need_clients_that_hold_one() -> None:
+    everybody = people([0.5, 0.5], [0.4, 0.6])
+    several = [replace(client, several=True) for client in everybody.clients]
+
+    assert said(replace(everybody, clients=several)).kinds[0] == "undecided"
 
 
 @pytest.mark.parametrize(
