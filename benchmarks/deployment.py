@@ -4,9 +4,13 @@
 
 Sets up a federation as deploy/README.md says and takes a round's seconds apart: the clients'
 computing, the time from a message that has arrived to the first batch, and the rest: messages on
-their way, sums, the server's step. Measured are the rounds after the one in which
+their way, sums, the server's step, the checkpoint. Measured are the rounds after the one in which
 the concepts are found, or all but the first with the paper's start, where every client trains K
-networks in each round.
+networks in each round. A round lasts from the end of the one before it to its own end.
+
+Computing is what the clients say that it took, by the clock: nodes that compute at the same time
+share the cores. Beside it is what the machine needs for it at the least: the processor seconds of
+all the nodes' workers, divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integrat
 from bare import FASHION, machine, write_section
 from processes import Federation, fedrc, wait_until
 
+from fedrc_flwr.machine import usable_cores
+
 NODES = 4
 FOUND = 6  # rounds after which the concepts are known
 FASHION_FOUND = {
@@ -32,28 +40,50 @@ FASHION_FOUND = {
 DIGITS = {"scenario": "digits-edge", "recipe": "edge"}
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The rounds of a run that count, and what the workers needed for one of them."""
+
+    rounds: Sequence[dict[str, Any]]
+    whole: Sequence[float]
+    processor: float
+
+
 def measured(
     federation: Federation, name: str, settings: dict[str, Any], first: int, rounds: int
-) -> Sequence[dict[str, Any]]:
+) -> Measured:
     """The rounds of a run from ``first`` on, without the last, which is evaluated."""
     values = {
         **settings, "data.clients": NODES, "data.observers-per-concept": 0, "rounds": rounds,
         "federation.min-clients": NODES, "run.evaluate-every": 1000, "federation.deadline": 1200,
     }  # fmt: skip
     run = federation.run(name, *(f"{key}={value}" for key, value in values.items()))
+    federation.wait_for_round(name, first, 1800)
+    before, begun = worked(federation), len(federation.rounds(name))
+    federation.wait_for_round(name, rounds - 1, 1800)
+    after, ended = worked(federation), len(federation.rounds(name))
     if federation.finish(run, seconds=3600):
         raise SystemExit(run.log())
-    return federation.rounds(name)[first:-1]
+    events = federation.rounds(name)
+    whole = [event["time"] - earlier["time"] for earlier, event in pairwise(events)]
+    return Measured(events[first:-1], whole[first - 1 : -1], (after - before) / (ended - begun))
 
 
-def row(what: str, rounds: Sequence[dict[str, Any]]) -> str:
-    whole = median(e["seconds"] for e in rounds)
+def worked(federation: Federation) -> float:
+    """Processor seconds of all workers until now."""
+    times = [worker.cpu_times() for worker in federation.processes("deploy.node.worker")]
+    return sum(each.user + each.system for each in times)
+
+
+def row(what: str, run: Measured) -> str:
+    rounds, whole = run.rounds, median(run.whole)
     ready = median(e["client_ready_seconds"] for e in rounds)
     work = median(e["client_seconds"] - e["client_ready_seconds"] for e in rounds)
+    least = run.processor / usable_cores()
     up, down = (median(e[f"bytes_{way}"] for e in rounds) / 1e6 for way in ("up", "down"))
     return (
-        f"| {what} | {whole:.2f} | {work:.2f} | {whole / work:.2f} | {ready:.2f} "
-        f"| {whole - work - ready:.2f} | {down:.1f} | {up:.1f} |"
+        f"| {what} | {whole:.2f} | {work:.2f} | {whole / work:.2f} | {least:.2f} "
+        f"| {whole / least:.2f} | {ready:.2f} | {down:.1f} | {up:.1f} |"
     )
 
 
@@ -81,8 +111,21 @@ def main() -> None:
                     "the CNN of `fashion-mnist-30`, concepts found",
                     measured(federation, "found", {**FASHION_FOUND, **size}, FOUND, 12),
                 ),
+                *(
+                    row(
+                        f"the same with `federation.transport = {precision}`",
+                        measured(
+                            federation,
+                            precision,
+                            {**FASHION_FOUND, **size, "federation.transport": precision},
+                            FOUND,
+                            12,
+                        ),
+                    )
+                    for precision in ("float16", "int8")
+                ),
                 row(
-                    "the same with the paper's start, three networks each way",
+                    "the CNN with the paper's start, three networks each way",
                     measured(federation, "paper", {**FASHION, **size}, 1, 5),
                 ),
             ]
@@ -94,9 +137,10 @@ def main() -> None:
             f"{machine()}; {NODES} nodes of one thread, {arguments.samples} samples each of "
             "FashionMNIST; seconds, medians of the rounds",
             "",
-            "| | a round | computing, mean of the clients | ratio | message to first batch "
-            "| all the rest | MB down | MB up |",
-            "|---|---|---|---|---|---|---|---|",
+            "| | a round | computing, mean of the clients | ratio "
+            "| workers' processor seconds / cores | ratio | message to first batch "
+            "| MB down | MB up |",
+            "|---|---|---|---|---|---|---|---|---|",
             *rows,
         ],
     )

@@ -6,6 +6,7 @@ In a deployment every array is an object of its own, with a request for each on 
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import itertools
 import math
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from numpy.typing import NDArray
 
 from fedrc_flwr.errors import WireError
@@ -26,6 +29,28 @@ DTYPES = {name: np.dtype(name) for name in ("float64", "float32", "float16", "in
 
 #: Type and shape of a part.
 Outline = tuple[str, tuple[int, ...]]
+
+
+class Chunk(ArrayChunk):
+    """A part of an array's bytes, which is hashed and sent where it lies."""
+
+    __qualname__ = ArrayChunk.__qualname__  # the name under which Flower sends it
+
+    def pieces(self) -> tuple[bytes, memoryview]:
+        """What ``deflate`` returns, in two pieces."""
+        return _BEFORE + str(len(self.data)).encode() + _AFTER, self.data
+
+    @functools.cached_property
+    def object_id(self) -> str:
+        """The hash by which Flower knows it."""
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return digest.hexdigest()
+
+
+#: What is before and after the length of a chunk.
+_BEFORE, _AFTER = Chunk(memoryview(b"")).deflate().rsplit(b"0", 1)
 
 
 class PackedArray(Array):
@@ -54,9 +79,22 @@ class PackedArray(Array):
             pieces += [np.ascontiguousarray(part).data, bytes(-part.nbytes % ALIGNED)]
         return b"".join(pieces)
 
+    def slice_array(self) -> list[tuple[str, Any]]:
+        """Flower's chunks of it, with their names."""
+        if "_chunks" not in self.__dict__:
+            view, size = memoryview(self.data), FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+            chunks = [Chunk(view[start : start + size]) for start in range(0, len(view), size)]
+            self.__dict__["_chunks"] = [(chunk.object_id, chunk) for chunk in chunks]
+        return list(self.__dict__["_chunks"])
+
     def numpy(self) -> NDArray[Any]:
         """The bytes as an array."""
         return unpack(Array(self.dtype, self.shape, self.stype, self.data))
+
+
+def pieces_of(deflatable: Any) -> tuple[Any, ...]:
+    """What one of Flower's objects is sent as, in pieces that are not copied."""
+    return deflatable.pieces() if isinstance(deflatable, Chunk) else (deflatable.deflate(),)
 
 
 def _as_packed(parts: list[NDArray[Any]]) -> PackedArray:

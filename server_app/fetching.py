@@ -29,6 +29,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedrc_flwr.arrays import pieces_of
 from server_app.shelf import Shelf
 
 #: Seconds until a part that is missing is asked for again: at first, and at most.
@@ -48,7 +49,7 @@ def shelf_of(grid: Any) -> Shelf | None:
 def pushed(grid: HttpGrid, messages: list[Message], shelf: Shelf) -> list[str]:
     """Push messages whose objects are on the shelf; returns their names, empty if one failed."""
     protos, trees = [], []
-    contents: dict[str, bytes] = {}
+    contents: dict[str, tuple[Any, ...]] = {}
     named: dict[str, Collection[str]] = {}
     with no_object_id_recompute():
         for message in messages:
@@ -58,7 +59,7 @@ def pushed(grid: HttpGrid, messages: list[Message], shelf: Shelf) -> list[str]:
             objects = get_all_nested_objects(message)
             named[message.object_id] = objects.keys()
             contents |= {
-                name: each.deflate() for name, each in objects.items() if name not in contents
+                name: pieces_of(each) for name, each in objects.items() if name not in contents
             }
     shelf.put(contents)
     request = PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)

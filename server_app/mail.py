@@ -46,6 +46,7 @@ class Mail:
             self._shelf = fetching.shelf_of(self._grid)
         self._seen = -1  # what the shelf said when Flower was last asked
         self._asked = 0.0
+        self._silent = False  # whether messages are under way that Flower has no reply to yet
         self._announced: deque[tuple[str, Any]] = deque()
         self._fetching: dict[str, Future[Message | None]] = {}
         self._wanted: set[str] = set()
@@ -75,7 +76,10 @@ class Mail:
         known = {identity for identity, _ in self._announced} | set(self._fetching)
         silent = [identity for identity in waiting if identity not in known]
         if silent and self._worth_asking():
-            self._announced += fetching.announced(self._grid, silent)
+            found = fetching.announced(self._grid, silent)
+            self._announced += found
+            silent = silent[len(found) :]
+        self._silent = bool(silent)
         self._fetch()
         for identity, fetch in list(self._fetching.items()):
             if fetch.done():
@@ -115,8 +119,10 @@ class Mail:
         """Wait for a reply, at most so long; False if there is nothing to wait for but time."""
         if self._shelf is not None:
             ends = time.monotonic() + min(seconds, ASK_EACH)
-            while time.monotonic() < ends and self._shelf.arrived() == self._seen:
+            while time.monotonic() < ends:
                 if any(fetch.done() for fetch in self._fetching.values()):
+                    break
+                if self._silent and self._shelf.arrived() != self._seen:
                     break
                 time.sleep(LOOK_EACH)
             return True

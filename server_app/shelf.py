@@ -19,9 +19,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 
@@ -56,11 +57,11 @@ def up(run: Path, message: str) -> Path:
     return run / "up" / message
 
 
-def pull_answer(content: bytes) -> Iterator[bytes]:
-    """The pieces of Flower's answer to a pull of an object, without a copy of it."""
+def pull_answer(content: Sequence[Any]) -> Iterator[Any]:
+    """The pieces of Flower's answer to a pull of an object, from the pieces of the object."""
     yield PullObjectResponse(object_found=True, object_available=True).SerializeToString()
-    yield _CONTENT + _varint(len(content))
-    yield content
+    yield _CONTENT + _varint(sum(map(len, content)))
+    yield from content
 
 
 def _varint(number: int) -> bytes:
@@ -88,8 +89,8 @@ class Shelf:
         root = Path(os.environ.get(SHELF, ""))
         return Shelf(root, run) if SHELF in os.environ and root.is_dir() else None
 
-    def put(self, objects: Mapping[str, bytes]) -> None:
-        """Lay out objects for the nodes."""
+    def put(self, objects: Mapping[str, Sequence[Any]]) -> None:
+        """Lay out objects, each in pieces, for the nodes."""
         for name, content in objects.items():
             place = down(self._run, name)
             if place.exists():

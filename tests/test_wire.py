@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
-from fedrc_flwr.arrays import ALIGNED, PackedArray, parts_of
+from fedrc_flwr.arrays import ALIGNED, PackedArray, parts_of, pieces_of
 from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.metrics import BINS, Evaluation, Tally
@@ -165,6 +165,18 @@ def test_parts_lie_behind_each_other_as_flower_would_pack_their_bytes() -> None:
     alone = RecordDict({"arrays": ArrayRecord()})
     alone["arrays"]["packed"] = packed
     assert payload(alone) == len(flowers.data)
+
+
+@pytest.mark.parametrize("numbers", [1, 1_310_720, 3_000_000], ids=["small", "whole", "several"])
+def test_flower_knows_a_packed_array_by_the_same_names_as_its_own(numbers: int) -> None:
+    part = np.arange(numbers, dtype=np.float32)
+    packed = PackedArray([part])
+    flowers = Array(packed.dtype, packed.shape, packed.stype, packed.data)
+
+    assert packed.object_id == flowers.object_id
+    assert list(packed.children) == list(flowers.children)
+    for ours, theirs in zip(packed.children.values(), flowers.children.values(), strict=True):
+        assert b"".join(pieces_of(ours)) == ours.deflate() == theirs.deflate()
 
 
 def test_what_arrives_is_not_copied() -> None:

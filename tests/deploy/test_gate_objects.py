@@ -92,7 +92,7 @@ def announce(gate: Opened, *wanted: str, run: int = RUN, message: str = MESSAGE)
 def test_what_lies_here_is_given_to_a_node_and_flower_is_not_asked(
     gate: Opened, shelf: Shelf
 ) -> None:
-    shelf.put({NAME: CONTENT})
+    shelf.put({NAME: [CONTENT]})
 
     answer = PullObjectResponse.FromString(pull(gate, NAME))
 
@@ -104,7 +104,7 @@ def test_what_lies_here_is_given_to_a_node_and_flower_is_not_asked(
 
 @pytest.mark.parametrize("name", [OTHER, "", "../up", f"../../{RUN}/down/{NAME}", NAME.upper()])
 def test_whatever_else_is_pulled_is_flowers_business(gate: Opened, shelf: Shelf, name: str) -> None:
-    shelf.put({NAME: CONTENT})
+    shelf.put({NAME: [CONTENT]})
 
     assert pull(gate, name) == b"Flower's own"
     ((_, body),) = gate.flower.requests
@@ -112,7 +112,7 @@ def test_whatever_else_is_pulled_is_flowers_business(gate: Opened, shelf: Shelf,
 
 
 def test_an_object_belongs_to_its_run(gate: Opened, shelf: Shelf) -> None:
-    shelf.put({NAME: CONTENT})
+    shelf.put({NAME: [CONTENT]})
 
     assert pull(gate, NAME, run=RUN + 1) == b"Flower's own"
 

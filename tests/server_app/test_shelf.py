@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 from flwr.proto.runtime_pb2 import PushAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import (
@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedrc_flwr.arrays import PackedArray
 from server_app import fetching
 from server_app.shelf import MIXED, POSTED, SHELF, Shelf, down, pull_answer, signals, up
 
@@ -64,9 +65,9 @@ class Flower:
 
 def message(node: int, number: float = 1.0) -> Message:
     numbers = np.full(2_000_000, number, dtype=np.float32)  # more than one of Flower's chunks
-    content = RecordDict(
-        {"arrays": ArrayRecord({"x": Array(numbers)}), "about": ConfigRecord({"round": 3})}
-    )
+    record = ArrayRecord()
+    record["x"] = PackedArray([numbers])
+    content = RecordDict({"arrays": record, "about": ConfigRecord({"round": 3})})
     return Message(content, node, MessageType.TRAIN)
 
 
@@ -91,7 +92,7 @@ def lay(shelf: Shelf, reply: str, objects: dict[str, bytes]) -> None:
 
 @given(st.binary(max_size=300) | st.integers(0, 2**15).map(bytes))
 def test_the_file_is_the_answer_to_a_pull(content: bytes) -> None:
-    answer = PullObjectResponse.FromString(b"".join(pull_answer(content)))
+    answer = PullObjectResponse.FromString(b"".join(pull_answer([content[:7], content[7:]])))
 
     assert answer == PullObjectResponse(
         object_found=True, object_available=True, object_content=content
@@ -136,7 +137,7 @@ def test_a_reply_is_read_from_the_shelf_and_removed(shelf: Shelf) -> None:
     reply = fetching.fetched(flower, (name, tree), lambda: False, shelf)  # type: ignore[arg-type]
 
     assert reply is not None
-    assert (reply.content["arrays"]["x"].numpy() == 2.5).all()
+    assert (reply.content["arrays"]["x"].numpy().view(np.float32) == 2.5).all()
     assert flower.pulled == []
     assert not up(shelf._run, name).exists()
 
@@ -189,7 +190,7 @@ def test_there_is_a_shelf_only_where_a_gate_has_made_one(
     shelf = Shelf.of(RUN)
 
     assert shelf is not None
-    shelf.put({"a": b"content"})
+    shelf.put({"a": [b"content"]})
     assert down(tmp_path / "objects" / str(RUN), "a").exists()
     shelf.close()
     assert not (tmp_path / "objects" / str(RUN)).exists()
