@@ -149,10 +149,12 @@ def config(
 def list_scenarios() -> None:
     """List the ready-made scenarios."""
     from fedrc_flwr.config import load_config, scenario_names
+    from fedrc_flwr.data.settings import NO_SCENARIO
 
     for name in scenario_names():
         config = load_config({"scenario": name})
-        typer.echo(f"{name:<18}{config.data.listed()}{config.model.named()}")
+        held = f"{config.data.listed()}{config.model.named()}"
+        typer.echo(f"{name:<18}{'your own data: --data' if name == NO_SCENARIO else held}")
 
 
 @recipes.command("list")

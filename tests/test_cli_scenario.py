@@ -21,7 +21,11 @@ def test_list_names_every_ready_made_scenario() -> None:
     result = fedrc("scenario", "list")
 
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == scenario_names()
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert list(lines) == scenario_names()
+    assert "12 clients" in lines["digits"]
+    assert "--data" in lines["none"]
+    assert "digits" not in lines["none"]
 
 
 def test_show_prints_a_line_per_client_and_draws_the_picture(tmp_path: Path) -> None:
