@@ -85,6 +85,10 @@ def regrouped(
     clients, moved_names, holding = dict(state.clients), [], []
     for row, name in enumerate(names):
         record, several = clients[name], bool(found.several[row])
+        if _holds_one_of(record, waiting, state.clusters):
+            # Nobody was there to compare it with.
+            clients[name] = _carried(record, state.clusters, membership)
+            continue
         clients[name] = _placed(record, weights[row], int(groups[row]), clusters, several)
         if several and record.cluster != SEVERAL:
             holding.append(_holding(name, weights[row], clusters))
@@ -135,6 +139,11 @@ def _waiting_clusters(state: ServerState, names: list[str], before: Labels) -> t
     absent = {r.cluster for n, r in state.clients.items() if n not in set(names)}
     waiting = tuple(c for c in state.clusters if c in absent and c not in before)
     return waiting if len(waiting) < len(state.clusters) else ()
+
+
+def _holds_one_of(record: ClientRecord, some: tuple[int, ...], clusters: tuple[int, ...]) -> bool:
+    """Whether a client that holds several concepts has a share in one of these clusters."""
+    return record.shares is not None and any(record.shares[clusters.index(c)] > 0 for c in some)
 
 
 def for_newcomers(state: ServerState, names: list[str]) -> dict[str, tuple[Floats, bool]]:

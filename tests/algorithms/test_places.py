@@ -128,3 +128,17 @@ def test_client_that_listened_holds_several_concepts_only_if_two_have_a_share() 
     record, told = heard(many, "a", 0.65)
     assert (record.cluster, record.shares) == (0, None)
     assert told == "a is in cluster 0, by the models that fit it"
+
+
+def test_client_with_several_concepts_keeps_its_shares_if_nobody_else_of_one_was_measured() -> None:
+    places = {"a": 0, "b": 3, "both": SEVERAL, "other": SEVERAL, "absent": 2}
+    before = state_of(places, both=[0.5, 0.5, 0.0], other=[0.5, 0.0, 0.5])
+
+    state, _ = placed(before, {"a": 0, "b": 1, "both": 0, "other": 1})
+
+    assert state.clusters == CLUSTERS
+    assert state.clients["both"].cluster == SEVERAL
+    assert state.clients["both"].shares.tolist() == [0.5, 0.5, 0.0]
+    assert state.clients["both"].mixture_weights().tolist() == [0.5, 0.5, 0.0]
+    # Both concepts of the other were measured, and it was found to hold one.
+    assert (state.clients["other"].cluster, state.clients["other"].shares) == (3, None)
