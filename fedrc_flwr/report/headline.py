@@ -288,8 +288,8 @@ class _Groups:
             least = min(max(c.weights or [0.0]) for c in placed)
             return f" Each has a weight of at least {least:.2f} in its cluster"
         least, name = min(certain)
-        text = f" Each client's cluster is certain to at least {least:.0%}"
-        return text + f" ({name})" * (least < UNSURE)
+        bound = "more than 99%" if least > 0.99 else f"at least {int(least * 100)}%"
+        return f" Each client's cluster is {bound} certain" + f" ({name})" * (least < UNSURE)
 
 
 def parted(clusters: dict[str, Any], a: int, b: int) -> bool | None:

@@ -228,8 +228,20 @@ def test_discovery_says_how_certain_the_places_are(tmp_path: Path) -> None:
     text = sentence(tmp_path, federation(tmp_path, flipped=2), rounds=6)
 
     assert text.startswith("FedRC found 2 concepts among 6 clients in 6 rounds")
-    assert "Each client's cluster is certain to at least" in text
+    assert "Each client's cluster is more than 99% certain" in text
     assert "weight of at least" not in text
+
+
+def test_least_certain_client_is_named() -> None:
+    everybody = people([0.95, 0.05], [0.9, 0.1], [0.05, 0.95])
+    certainties = (0.95, 0.879, 1.0)
+    clients = [
+        replace(c, certainty=sure) for c, sure in zip(everybody.clients, certainties, strict=True)
+    ]
+
+    text = said(replace(everybody, clients=clients)).text
+
+    assert "Each client's cluster is at least 87% certain (ward-1)." in text
 
 
 def test_parting_by_hand() -> None:
