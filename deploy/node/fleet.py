@@ -212,7 +212,12 @@ class Fleet:
     def push(
         self, reply: MessageProto, tree: ObjectTree, objects: Mapping[str, bytes], seconds: float
     ) -> None:
-        """Send a reply; an upload that a restart of the SuperLink broke is made again."""
+        """Send a reply; what a restart of the SuperLink broke is sent again.
+
+        An object that it refuses is often one that it has got already, and only its answer was
+        lost. So the others are sent all the same: once the server knows of a reply, the SuperLink
+        does not say a second time what is missing.
+        """
         request = PushMessagesRequest(
             node=self._node, messages_list=[reply], message_object_trees=[tree],
             clientapp_runtime_list=[seconds],
@@ -223,15 +228,21 @@ class Fleet:
                 lambda request: self._call(self._client.PushObject, request),
                 self._sender(), reply.metadata.run_id, answer.session_id,
             )  # fmt: skip
-            wanted = set(answer.objects_to_push)
-            try:
-                push_object_contents_from_iterable(
-                    ((name, content) for name, content in objects.items() if name in wanted), push
-                )
+            wanted, refused = set(answer.objects_to_push), []
+
+            def attempt(name: str, content: bytes) -> None:
+                try:
+                    push(name, content)  # noqa: B023  called within this turn of the loop
+                except ObjectPushError as error:
+                    refused.append(error)  # noqa: B023
+
+            push_object_contents_from_iterable(
+                ((name, content) for name, content in objects.items() if name in wanted), attempt
+            )
+            if not refused:
                 return
-            except ObjectPushError:
-                if last:
-                    raise
+            if last:
+                raise refused[0]
 
     @contextmanager
     def hurried(self, seconds: float) -> Iterator[None]:

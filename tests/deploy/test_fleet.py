@@ -205,6 +205,30 @@ def test_an_upload_that_was_broken_off_is_made_again_once(make: Make) -> None:
     fleet.sign_off()
 
 
+def test_an_object_that_the_server_has_got_already_does_not_keep_the_others_back(
+    make: Make,
+) -> None:
+    # The SuperLink was killed after it had stored "a". It then takes "a" no more, and does not say
+    # again what is missing, because the server waits for this reply already.
+    answers = [
+        PushMessagesResponse(objects_to_push=["a", "b", "c"], session_id="s"),
+        PushMessagesResponse(session_id="t"),
+    ]
+    pushed: list[str] = []
+
+    def push(request: Any) -> PushObjectResponse:
+        pushed.append(request.object_id)
+        return PushObjectResponse(stored=request.object_id != "a")
+
+    fleet, _ = make(PushMessages=answers, PushObject=push)
+    fleet.sign_on()
+
+    fleet.push(MessageProto(), TREE, {"a": b"1", "b": b"2", "c": b"3"}, 1.0)
+
+    assert sorted(pushed) == ["a", "b", "c"]
+    fleet.sign_off()
+
+
 def test_the_gate_tells_that_it_held_a_question_back() -> None:
     holding = module.Holding()
 
