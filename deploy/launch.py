@@ -40,6 +40,9 @@ from server_app.shelf import SHELF
 INNER_DAYS = 730
 #: The versions of Flower whose fleet protocol the resident node was run with: from, and below.
 TESTED_FLOWER = ((1, 41), (1, 42))
+#: Bytes up to which glibc takes a block from what it holds already, and holds on to what is free.
+#: Otherwise a network's memory is given back after every message, and is zeroed for the next one.
+HOLDING = {"MALLOC_MMAP_THRESHOLD_": f"{64 * 2**20}", "MALLOC_TRIM_THRESHOLD_": f"{256 * 2**20}"}
 
 
 def launch_superlink(path: Path) -> None:
@@ -221,4 +224,4 @@ def _become(command: list[str], cwd: Path | None = None, **settings: str) -> Non
     """Replace this process: signals and exit codes are the program's own from here on."""
     if cwd is not None:
         os.chdir(cwd)
-    os.execve(command[0], command, {**flower.environment(), **settings})
+    os.execve(command[0], command, {**HOLDING, **flower.environment(), **settings})

@@ -7,6 +7,7 @@ are pushed and pulled as Flower does it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from logging import WARNING
 from typing import Any, cast
 
 from flwr.app import Message
@@ -14,6 +15,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -29,7 +31,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedrc_flwr.arrays import pieces_of
+from fedrc_flwr.arrays import joined, pieces_of
 from server_app.shelf import Shelf
 
 #: Seconds until a part that is missing is asked for again: at first, and at most.
@@ -114,7 +116,12 @@ def fetched(
         return None
     if shelf is not None:
         shelf.drop(identity)
-    message = cast(Message, inflate_object_from_contents(identity, contents))
+    try:
+        arrays = joined(contents)
+        message = cast(Message, inflate_object_from_contents(identity, contents, objects=arrays))
+    except Exception as error:  # a node may send anything
+        log(WARNING, "a reply cannot be read: %r", error)
+        return None
     message.metadata.__dict__["_message_id"] = identity
     return message
 

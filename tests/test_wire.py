@@ -16,13 +16,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrc_flwr import wire
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Phase, Reply
-from fedrc_flwr.arrays import ALIGNED, PackedArray, parts_of, pieces_of
+from fedrc_flwr.arrays import ALIGNED, PackedArray, joined, parts_of, pieces_of
 from fedrc_flwr.engine.carrier import Enrolment
 from fedrc_flwr.errors import WireError
 from fedrc_flwr.metrics import BINS, Evaluation, Tally
@@ -165,6 +167,23 @@ def test_parts_lie_behind_each_other_as_flower_would_pack_their_bytes() -> None:
     alone = RecordDict({"arrays": ArrayRecord()})
     alone["arrays"]["packed"] = packed
     assert payload(alone) == len(flowers.data)
+
+
+def test_arrays_are_joined_as_flower_would_inflate_them() -> None:
+    record = ArrayRecord()
+    zeros = np.zeros(3_000_000, dtype=np.float32)  # chunks that are the same, and are sent once
+    record["packed"] = PackedArray([np.arange(3_000_000, dtype=np.float32), zeros])
+    record["other"] = Array(np.arange(4.0))
+    whole = RecordDict({"arrays": record})
+    contents = {n: each.deflate() for n, each in get_all_nested_objects(whole).items()}
+
+    flowers = inflate_object_from_contents(whole.object_id, dict(contents))
+    ours = inflate_object_from_contents(whole.object_id, contents, objects=joined(contents))
+
+    assert isinstance(ours, RecordDict)
+    assert ours.object_id == flowers.object_id == whole.object_id
+    for name, array in record.items():
+        assert ours["arrays"][name].data == array.data
 
 
 @pytest.mark.parametrize("numbers", [1, 1_310_720, 3_000_000], ids=["small", "whole", "several"])

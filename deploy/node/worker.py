@@ -38,6 +38,7 @@ from flwr.supercore.utils import get_flwr_home
 from deploy.bundle import PACKAGES, hash_of, is_installed
 from deploy.node.frames import Broken, Outcome, Task, receive
 from deploy.node.replies import failure, packed
+from fedrc_flwr.arrays import joined
 from fedrc_flwr.engine.admission import harmless
 from fedrc_flwr.errors import PolicyError
 
@@ -94,7 +95,8 @@ class Worker:
 
 def _message_of(task: Task) -> Message:
     tree = ObjectTree.FromString(task.message)
-    message = inflate_object_from_contents(tree.object_id, dict(task.objects))
+    contents = dict(task.objects)
+    message = inflate_object_from_contents(tree.object_id, contents, objects=joined(contents))
     if not isinstance(message, Message):
         raise Broken(f"a {type(message).__name__} in place of a message")
     message.metadata.__dict__["_message_id"] = tree.object_id

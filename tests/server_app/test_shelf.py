@@ -142,6 +142,13 @@ def test_a_reply_is_read_from_the_shelf_and_removed(shelf: Shelf) -> None:
     assert not up(shelf._run, name).exists()
 
 
+def test_a_reply_that_cannot_be_read_never_arrived(shelf: Shelf) -> None:
+    name, tree, objects = objects_of(message(1))
+    lay(shelf, name, dict.fromkeys(objects, b"no object of Flower's"))
+
+    assert fetching.fetched(Flower(), (name, tree), lambda: False, shelf) is None  # type: ignore[arg-type]
+
+
 def test_flower_is_not_asked_about_a_reply_that_is_still_being_left_here(shelf: Shelf) -> None:
     flower = Flower()
     name, tree, objects = objects_of(message(1))
