@@ -41,7 +41,7 @@ def contents(directory: Path, comparison: Comparison, table: list[Line]) -> dict
     told: dict[str, Any] = plain(
         {
             "title": comparison.title,
-            "stands": f"Stands for {stands} of the FedRC paper." if stands else "",
+            "stands": f"Corresponds to {stands} of the FedRC paper." if stands else "",
             "outcomes": [outcome(name, table) for name in columns],
             "facts": [(label, text) for label, text in facts if text],
             "differs": list(comparison.differs) if stands else [],

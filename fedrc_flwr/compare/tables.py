@@ -71,7 +71,7 @@ def table_text(directory: Path, comparison: Comparison, table: list[Line]) -> st
     """The table in Markdown, one part for each federation."""
     text = [f"# {comparison.title}", ""]
     if comparison.reproduces:
-        text += [f"Stands for {comparison.reproduces} of the FedRC paper.", ""]
+        text += [f"Corresponds to {comparison.reproduces} of the FedRC paper.", ""]
     seeds = ", ".join(map(str, comparison.seeds))
     text += [f"Seeds {seeds}; scale {comparison.scale:g}. {MEANING}", ""]
     for column in comparison.columns:

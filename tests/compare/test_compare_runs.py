@@ -464,7 +464,7 @@ def test_gains_are_over_fedavg_on_the_same_seeds_and_stand_beside_the_papers_fig
 
     text = tables.table_text(tmp_path, comparison, results.lines(tmp_path, comparison))
 
-    assert "Stands for table 9 of the FedRC paper." in text
+    assert "Corresponds to table 9 of the FedRC paper." in text
     assert "| method | local | global | the paper | gap | gain | best global |" in text
     assert "| M | 0.800 | 0.900 | - / 0.425 | -0.100 | +0.500 | 0.950 |" in text
     assert "| FedAvg | 0.500 ± 0.000 | 0.300 ± 0.141 | - / - |" in text

@@ -45,7 +45,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_page_has_the_table_the_curves_the_clusters_and_the_papers_figures(page: str) -> None:
     found = json.loads(re.findall(r"<script[^>]*json[^>]*>(.*?)</script>", page, re.DOTALL)[0])
 
-    assert found["stands"] == "Stands for table 9 of the FedRC paper."
+    assert found["stands"] == "Corresponds to table 9 of the FedRC paper."
     assert found["facts"][0] == ["runs done", "2 of 2"]
     [column] = found["columns"]
     fedavg, ifca = column["lines"]
