@@ -87,10 +87,18 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+_handed_out: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and another one with each call."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port not in _handed_out:
+            _handed_out.add(port)
+            return port
 
 
 def make_certificates(directory: Path, *names: str) -> Path:
