@@ -37,16 +37,21 @@ FOUND = 6  # rounds after which the concepts are known
 FASHION_FOUND = {
     "scenario": "fashion-mnist-30", "recipe": "default", "local.epochs": 1, "local.batch-size": 128,
 }  # fmt: skip
+#: What runs in a federation, by a part of its command.
+PARTS = {
+    "workers": "-m deploy.node.worker", "nodes": "-m deploy.node ", "gate": "fedrc superlink",
+    "Flower's SuperLink": "flower-superlink", "ServerApp": "flwr-serverapp",
+}  # fmt: skip
 DIGITS = {"scenario": "digits-edge", "recipe": "edge"}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The rounds of a run that count, and what the workers needed for one of them."""
+    """The rounds of a run that count, and what each part of the federation needed for one."""
 
     rounds: Sequence[dict[str, Any]]
     whole: Sequence[float]
-    processor: float
+    processor: dict[str, float]  # seconds of a round, by what ``PARTS`` calls it
 
 
 def measured(
@@ -66,25 +71,35 @@ def measured(
         raise SystemExit(run.log())
     events = federation.rounds(name)
     whole = [event["time"] - earlier["time"] for earlier, event in pairwise(events)]
-    return Measured(events[first:-1], whole[first - 1 : -1], (after - before) / (ended - begun))
+    used = {part: (after[part] - before[part]) / (ended - begun) for part in PARTS}
+    return Measured(events[first:-1], whole[first - 1 : -1], used)
 
 
-def worked(federation: Federation) -> float:
-    """Processor seconds of all workers until now."""
-    times = [worker.cpu_times() for worker in federation.processes("deploy.node.worker")]
-    return sum(each.user + each.system for each in times)
+def worked(federation: Federation) -> dict[str, float]:
+    """Processor seconds of each part until now."""
+    used = dict.fromkeys(PARTS, 0.0)
+    for part, program in PARTS.items():
+        for process in federation.processes(program):
+            times = process.cpu_times()
+            used[part] += times.user + times.system
+    return used
 
 
 def row(what: str, run: Measured) -> str:
     rounds, whole = run.rounds, median(run.whole)
     ready = median(e["client_ready_seconds"] for e in rounds)
     work = median(e["client_seconds"] - e["client_ready_seconds"] for e in rounds)
-    least = run.processor / usable_cores()
+    least = run.processor["workers"] / usable_cores()
     up, down = (median(e[f"bytes_{way}"] for e in rounds) / 1e6 for way in ("up", "down"))
     return (
         f"| {what} | {whole:.2f} | {work:.2f} | {whole / work:.2f} | {least:.2f} "
         f"| {whole / least:.2f} | {ready:.2f} | {down:.1f} | {up:.1f} |"
     )
+
+
+def processor_row(what: str, run: Measured) -> str:
+    seconds = [*run.processor.values(), sum(run.processor.values())]
+    return f"| {what} | {' | '.join(f'{each:.2f}' for each in seconds)} |"
 
 
 def main() -> None:
@@ -102,33 +117,26 @@ def main() -> None:
                 lambda: f"{NODES} online" in fedrc("node", "list", federation.file).stdout,
                 "the nodes",
             )
-            rows = [
-                row(
-                    "`digits-edge`, the recipe's small network, concepts found",
-                    measured(federation, "digits", DIGITS, FOUND, 14),
+            runs = {
+                "`digits-edge`, the recipe's small network, concepts found": measured(
+                    federation, "digits", DIGITS, FOUND, 14
                 ),
-                row(
-                    "the CNN of `fashion-mnist-30`, concepts found",
-                    measured(federation, "found", {**FASHION_FOUND, **size}, FOUND, 12),
+                "the CNN of `fashion-mnist-30`, concepts found, one epoch a round": measured(
+                    federation, "found", {**FASHION_FOUND, **size}, FOUND, 12
                 ),
-                *(
-                    row(
-                        f"the same with `federation.transport = {precision}`",
-                        measured(
-                            federation,
-                            precision,
-                            {**FASHION_FOUND, **size, "federation.transport": precision},
-                            FOUND,
-                            12,
-                        ),
-                    )
-                    for precision in ("float16", "int8")
-                ),
-                row(
-                    "the CNN with the paper's start, three networks each way",
-                    measured(federation, "paper", {**FASHION, **size}, 1, 5),
-                ),
-            ]
+            }
+            recipe = {"scenario": "fashion-mnist-30", "recipe": "default", **size}
+            runs["the same, trained for as long as the recipe says"] = measured(
+                federation, "recipe", recipe, FOUND, 10
+            )
+            for precision in ("float16", "int8"):
+                fewer = {**FASHION_FOUND, **size, "federation.transport": precision}
+                runs[f"one epoch, `federation.transport = {precision}`"] = measured(
+                    federation, precision, fewer, FOUND, 12
+                )
+            runs["the CNN with the paper's start, three networks each way"] = measured(
+                federation, "paper", {**FASHION, **size}, 1, 5
+            )
         finally:
             federation.stop()
     write_section(
@@ -141,7 +149,13 @@ def main() -> None:
             "| workers' processor seconds / cores | ratio | message to first batch "
             "| MB down | MB up |",
             "|---|---|---|---|---|---|---|---|---|",
-            *rows,
+            *(row(what, run) for what, run in runs.items()),
+            "",
+            "Processor seconds of a round, all nodes together:",
+            "",
+            f"| | {' | '.join(PARTS)} | together |",
+            f"|---|{'---|' * len(PARTS)}---|",
+            *(processor_row(what, run) for what, run in runs.items()),
         ],
     )
 
