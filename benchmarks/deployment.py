@@ -121,17 +121,13 @@ def main() -> None:
                 "`digits-edge`, the recipe's small network, concepts found": measured(
                     federation, "digits", DIGITS, FOUND, 14
                 ),
-                "the CNN of `fashion-mnist-30`, concepts found, one epoch a round": measured(
+                "the CNN of `fashion-mnist-30`, concepts found": measured(
                     federation, "found", {**FASHION_FOUND, **size}, FOUND, 12
                 ),
             }
-            recipe = {"scenario": "fashion-mnist-30", "recipe": "default", **size}
-            runs["the same, trained for as long as the recipe says"] = measured(
-                federation, "recipe", recipe, FOUND, 10
-            )
             for precision in ("float16", "int8"):
                 fewer = {**FASHION_FOUND, **size, "federation.transport": precision}
-                runs[f"one epoch, `federation.transport = {precision}`"] = measured(
+                runs[f"the same with `federation.transport = {precision}`"] = measured(
                     federation, precision, fewer, FOUND, 12
                 )
             runs["the CNN with the paper's start, three networks each way"] = measured(

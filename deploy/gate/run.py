@@ -205,6 +205,10 @@ class Refusals:
 
 
 def _end_with_parent() -> None:
-    """Flower does not outlive the gate, whatever ends it."""
+    """Flower does not outlive the gate, whatever ends it.
+
+    It ends at once: what it still did would reach nobody, such as the delivery of a message, and
+    its ports would be taken for the next start.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -169,6 +169,7 @@ def test_a_node_stopped_in_mid_training_signs_off_and_its_successor_is_let_in_at
     federation: Federation,
 ) -> None:
     node = federation.nodes["client-1"]
+    wait_until(lambda: federation.online() == 4, "everybody, after what came before")
     # Rounds enough for the successor to take part in the last of them.
     run = federation.run("node-stopped", *flags(rounds=14, epochs=90, min_clients=2))
     federation.wait_for_round("node-stopped", 1)
@@ -318,7 +319,7 @@ def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
 ) -> None:
     release = tmp_path / "release"
     app = misbehaving_app(tmp_path, SLOW_CLIENT.format(release=release))
-    changes = {"rounds": 5, "evaluate_every": 100, "deadline": 30.0}
+    changes = {"rounds": 16, "evaluate_every": 100, "deadline": 30.0}
     config = configured(**{**SETTINGS, **changes})
     waited = []
 
@@ -334,8 +335,9 @@ def test_a_slow_node_costs_a_deadline_and_its_late_reply_is_dropped(
     rounds = federation.rounds("slow")
     assert rounds[0]["failed"] == {"client-2": "no reply before the deadline"}
     assert all(event["replied"] >= 2 for event in rounds)
-    # It stays enrolled; silent twice in a row, it is left alone for one round.
-    assert [event["sampled"] for event in rounds] == [3, 3, 2, 3, 3]
+    # It stays enrolled; silent twice in a row, it is left alone for one round. How soon it is back
+    # after that depends on what it still has to do.
+    assert [event["sampled"] for event in rounds[:4]] == [3, 3, 2, 3]
     # It did its first round late: it has weights from then on, but no round counted that reply.
     assert not any(event["started_afresh"] for event in rounds)
     assert [event["replied"] for event in rounds[:2]] == [2, 2]
@@ -348,7 +350,13 @@ def test_nodes_join_late_leave_and_come_back_after_a_cluster_was_removed(
     late = federation.node("client-3", 3, role="train")
     leaver = federation.nodes["client-0"]
     settings = flags(
-        clients=4, rounds=9, min_clients=3, evaluate_every=100, settle_rounds=5, remove_below=0.34
+        clients=4,
+        rounds=30,
+        min_clients=3,
+        evaluate_every=100,
+        settle_rounds=5,
+        remove_below=0.34,
+        epochs=60,
     )
     run = federation.run("coming-and-going", *settings)
     federation.wait_for_round("coming-and-going", 2)
