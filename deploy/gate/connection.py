@@ -176,10 +176,13 @@ class Caller:
         objects = self._inside.objects
         if call.target == PULL_OBJECT:
             asked = await self._http.small_body(length)
-            if (place := objects.pulled(asked)) is None:
+            answer = objects.pulled(asked)
+            if answer is None:
                 await self._relay(call, headers, length, once(asked))
+            elif isinstance(answer, bytes):
+                await self._http.answer(200, protobuf(len(answer)), answer)
             else:
-                await self._http.give(place)
+                await self._http.give(answer)
             return True
         if call.target != PUSH_OBJECT or not objects.expects(node):
             return False

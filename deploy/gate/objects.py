@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
 from google.protobuf.message import DecodeError
 
 from server_app.shelf import ARRIVED, MIXED, POSTED, down, signal, signals, up
@@ -58,14 +58,24 @@ class Objects:
 
     # --- from the server to nodes ----------------------------------------------------------------
 
-    def pulled(self, request: bytes) -> Path | None:
-        """The file with the answer to a node's pull of an object, if it is here."""
+    def pulled(self, request: bytes) -> Path | bytes | None:
+        """The answer to a node's pull of an object, or the file with it; None: Flower has it.
+
+        All that a ServerApp sends by the directory lies there before its message is pushed. What
+        does not, belongs to a message that is not waited for any more. Flower would say that it is
+        about to come.
+        """
         try:
             asked = PullObjectRequest.FromString(request)
         except DecodeError:
             return None
-        place = down(self._root / str(asked.run_id), asked.object_id)
-        return place if _is_hash(asked.object_id) and place.is_file() else None
+        run = self._root / str(asked.run_id)
+        if not run.is_dir():
+            return None
+        place = down(run, asked.object_id)
+        if _is_hash(asked.object_id) and place.is_file():
+            return place
+        return bytes(PullObjectResponse(object_found=False).SerializeToString())
 
     def posted(self) -> int:
         """A number that changes when messages have been pushed."""

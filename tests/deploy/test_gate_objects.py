@@ -103,15 +103,17 @@ def test_what_lies_here_is_given_to_a_node_and_flower_is_not_asked(
 
 
 @pytest.mark.parametrize("name", [OTHER, "", "../up", f"../../{RUN}/down/{NAME}", NAME.upper()])
-def test_whatever_else_is_pulled_is_flowers_business(gate: Opened, shelf: Shelf, name: str) -> None:
+def test_what_does_not_lie_here_is_not_waited_for(gate: Opened, shelf: Shelf, name: str) -> None:
+    # Flower was never given it, and would tell the node that it is about to come.
     shelf.put({NAME: [CONTENT]})
 
-    assert pull(gate, name) == b"Flower's own"
-    ((_, body),) = gate.flower.requests
-    assert PullObjectRequest.FromString(body).object_id == name
+    answer = PullObjectResponse.FromString(pull(gate, name))
+
+    assert not answer.object_found
+    assert gate.flower.requests == []
 
 
-def test_an_object_belongs_to_its_run(gate: Opened, shelf: Shelf) -> None:
+def test_the_objects_of_another_run_are_flowers_business(gate: Opened, shelf: Shelf) -> None:
     shelf.put({NAME: [CONTENT]})
 
     assert pull(gate, NAME, run=RUN + 1) == b"Flower's own"
