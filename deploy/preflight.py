@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from deploy.policy import ANY
 from fedrc_flwr.errors import ConfigError, DataError
 
 DAYS_TO_WARN = 30
+#: How long ports may take to become free.
+RELEASE_SECONDS = 3.0
 FREE_BYTES = 1_000_000_000
 CLOCK_SKEW_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
@@ -149,10 +152,17 @@ def check_port(address: Address) -> Finding:
 
 
 def check_ports(*addresses: Address | None) -> Iterator[Finding]:
-    """Whether each of these ports can be listened on."""
+    """Whether each of these ports can be listened on.
+
+    One that was killed a moment ago may still hold its ports.
+    """
+    ends = time.monotonic() + RELEASE_SECONDS
     for address in addresses:
-        if address is not None:
-            yield check_port(address)
+        if address is None:
+            continue
+        while (finding := check_port(address)).level == ERROR and time.monotonic() < ends:
+            time.sleep(0.05)
+        yield finding
 
 
 def check_metrics(address: Address | None) -> Iterator[Finding]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
-from deploy import certificates
+from deploy import certificates, preflight
 from deploy.certificates import create_authority, issue_server_certificate
 from deploy.files import NodeFile, SuperLinkFile, read_node_file, read_superlink_file
 from deploy.launch import ensure_inner_certificate
@@ -83,7 +84,9 @@ def _answer(connection: socket.socket, status: int, date: str | None) -> None:
 
 @contextmanager
 def taken_port() -> Iterator[int]:
-    with socket.create_server((HOST, 0)) as listener:
+    """A port that stays taken, so that nobody has to wait for it."""
+    waits = patch.object(preflight, "RELEASE_SECONDS", 0.0)
+    with socket.create_server((HOST, 0)) as listener, waits:
         yield listener.getsockname()[1]
 
 

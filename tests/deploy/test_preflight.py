@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from deploy.preflight import (
     check_folder,
     check_node,
     check_port,
+    check_ports,
     check_reachable,
     check_superlink,
 )
@@ -252,6 +254,14 @@ def test_a_port_in_use(tmp_path: Path, key: str) -> None:
     assert f"cannot listen on {HOST}:{port}" in said
     assert "is another one running?" in said
     assert ERROR not in running, "a server that runs has its own port"
+
+
+def test_a_port_that_becomes_free_is_waited_for() -> None:
+    port = free_port()
+    listener = socket.create_server((HOST, port))
+    threading.Timer(0.2, listener.close).start()
+
+    assert [finding.level for finding in check_ports(Address(HOST, port))] == [OK]
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
