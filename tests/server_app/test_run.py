@@ -466,7 +466,7 @@ def test_newer_checkpoints_stay_until_the_first_new_one_is_written(tmp_path: Pat
     seen = []
 
     def look(message: Message, answer: Any) -> Message:
-        kept = [int(path.stem[-1]) for path in sorted(folder.iterdir())]
+        kept = [int(path.stem[-1]) for path in sorted(folder.glob("round-*"))]
         told = json.loads(config.read_text())["run.resume-round"]
         seen.append((message.metadata.group_id, message.metadata.message_type, kept, told))
         return answer()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +29,9 @@ RUN = 12345
 
 
 @pytest.fixture(autouse=True)
-def _task() -> Iterator[None]:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    yield
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = None
+def _task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture
