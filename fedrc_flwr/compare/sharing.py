@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ class Sharing:
                 waiting.remove(other)
                 target, before = self._directory / RUNS / other.folder, int(event["round"]) - 1
                 if not target.exists() and _has(source, before):
-                    self._copy(source, target, other, before)
+                    # The run goes on in the meantime, and may delete an old checkpoint.
+                    with suppress(OSError, CheckpointError):
+                        self._copy(source, target, other, before)
 
         return follow
 

@@ -64,7 +64,7 @@ class Run:
         self,
         carrier: Carrier,
         enrol: Callable[[], None],
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
     ) -> Event:
         """Run all rounds that are left and return the summary.
 
@@ -72,7 +72,7 @@ class Run:
         ----------
         carrier : what brings messages to the clients
         enrol : waits until enough clients have enrolled
-        on_event : called with each line of the metrics
+        on_event : called with each line of the metrics, when the round's checkpoint is written
         """
         config, rounds = self.config, self.rounds
         self.outputs.start(rounds.state.round + 1)
@@ -86,11 +86,16 @@ class Run:
 
         def round_done(state: ServerState, metrics: Event) -> None:
             with rounds.progress.phase(CHECKPOINT):
-                on_event(self.outputs.round_done(state, metrics))
+                event = self.outputs.round_done(state, metrics)
+                if on_event is not None:
+                    self.outputs.saving.done()
+                    on_event(event)
 
         def evaluated(state: ServerState, outcome: Event) -> None:
             with rounds.progress.phase(CHECKPOINT):
-                on_event(self.outputs.evaluated(state, outcome))
+                event = self.outputs.evaluated(state, outcome)
+                if on_event is not None:
+                    on_event(event)
 
         owed = self.outputs.owes_evaluation(rounds.state.round)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +95,36 @@ CASES = {
 }  # fmt: skip
 
 
+SMALL = {
+    "run": {"evaluate-every": 2}, "data": {"clients": 6, "samples-per-client": 60},
+    "model": {"hidden": 8}, "local": {"epochs": 1},
+}  # fmt: skip
+
+
+def test_a_beginning_that_cannot_be_copied_leaves_both_runs_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def vanished(source: Path, *_: Any, **__: Any) -> None:
+        tried.append(source)
+        raise shutil.Error([("round-000001", "copy", "no such file")])
+
+    monkeypatch.setattr(sharing.shutil, "copytree", vanished)
+    rows, settings = CASES["merging"]
+
+    computed = compared(tmp_path / "shared", rows, monkeypatch, **SMALL, **settings)
+
+    assert len(tried) == 1
+    assert computed == {"lazy": settings["rounds"], "eager": settings["rounds"]}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_shared_beginning_changes_no_result(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, settings = CASES[case]
-    usual = {
-        "run": {"evaluate-every": 2},
-        "data": {"clients": 6, "samples-per-client": 60},
-        "model": {"hidden": 8},
-        "local": {"epochs": 1},
-        **settings,
-    }
+    usual = {**SMALL, **settings}
 
     shared = compared(tmp_path / "shared", rows, monkeypatch, **usual)
     monkeypatch.setattr(sharing, "_begins_like", lambda own, other: False)
