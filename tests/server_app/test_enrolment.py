@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from grid import InMemoryGrid, broken_config
 from settings_of import configured
+from timed import Clock
 
 from fedrc_flwr import __version__, wire
 from fedrc_flwr.errors import RunError
@@ -17,19 +18,6 @@ from server_app.enrolment import Roster
 
 class Remote(InMemoryGrid):
     """Not a simulation: nodes come and go."""
-
-
-class Clock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)
