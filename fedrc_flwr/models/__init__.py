@@ -55,7 +55,9 @@ class ModelSettings:
     norm: str = key(
         "batch", "Normalisation of `mobilenet-v2` and `resnet18`.", choices=("batch", "group")
     )
-    mixed_precision: bool = key(False, "Run the networks in bfloat16 (meant for CUDA devices).")
+    mixed_precision: bool = key(
+        False, "Run the networks in bfloat16: faster on GPUs and on CPUs with AVX-512 BF16 or AMX."
+    )
 
     def __post_init__(self) -> None:
         if self.network and self.network not in MODELS and not is_reference(self.network):

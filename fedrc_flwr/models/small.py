@@ -16,24 +16,26 @@ ON_X86 = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_
 class Blocked(nn.Sequential):
     """Layers that on an x86 CPU pass images on in the memory format of its kernels.
 
-    Otherwise every convolution would convert its input to that format and its output back. Pooling
-    in these kernels loses NaN, so networks and samples are checked when they arrive.
+    Otherwise every convolution would convert its input to that format and its output back. With
+    mixed precision that format has the channels last. Pooling in the other kernels loses NaN, so
+    networks and samples are checked when they arrive.
     """
 
     def forward(self, images: Tensor) -> Tensor:
         """The output of the layers for images (N, C, H, W)."""
-        blocks = _kernels_have_blocks(images)
-        values = images.to_mkldnn() if blocks else images
+        values, blocks = images, False
+        if _on_x86(images):
+            blocks = not torch.is_autocast_enabled("cpu")
+            values = images.to_mkldnn() if blocks else images.to(memory_format=torch.channels_last)
         for layer in self:
             values = layer(values)
         return values.to_dense() if blocks else values
 
 
-def _kernels_have_blocks(images: Tensor) -> bool:
+def _on_x86(images: Tensor) -> bool:
     if torch.compiler.is_compiling() or not ON_X86:  # also true while exporting
         return False
-    plain = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return images.device.type == "cpu" and plain and len(images) > 0
+    return images.device.type == "cpu" and images.dtype == torch.float32 and len(images) > 0
 
 
 class Standardise(nn.Module):

@@ -17,7 +17,7 @@ from fedrc_flwr.config import load_config
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.layout import to_vector
 from fedrc_flwr.models import ModelSettings, SplitModel, build_model, check_model
-from fedrc_flwr.models.small import Blocked, Standardise
+from fedrc_flwr.models.small import ON_X86, Blocked, Standardise
 
 VISION = ("mobilenet-v2", "resnet18")
 
@@ -118,6 +118,30 @@ def test_cnn_computes_the_same_where_its_kernels_have_no_blocks() -> None:
     assert network.float()(images[:0]).shape == (0, 5)
     traced = torch.export.export(network, (images,)).module()
     torch.testing.assert_close(traced(images), expected)
+
+
+def test_cnn_in_mixed_precision_has_its_channels_last_and_nearly_the_same_gradients() -> None:
+    network, images, labels = build("cnn", (28, 28)), torch.rand(64, 28, 28), torch.arange(64) % 5
+    formats: list[bool] = []
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            part.register_forward_hook(
+                lambda part, given, found: formats.append(
+                    found.is_contiguous(memory_format=torch.channels_last)
+                )
+            )
+
+    gradients = []
+    for mixed in (False, True):
+        network.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            loss = functional.cross_entropy(network(images).float(), labels)
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters()]))  # type: ignore[union-attr]
+
+    assert formats[2:] == [True, True] or not ON_X86
+    exact, near = gradients
+    assert float((near - exact).norm()) < 0.1 * float(exact.norm())
 
 
 def test_gradients_flow_through_blocks_to_the_images() -> None:
