@@ -137,6 +137,7 @@ class ClientRecord:
     strikes : how many of its replies could not have come from an honest client
     clean : how many replies it has sent since the last of them
     silent : how many times in a row it did not answer; at least 1 while it cannot be reached
+        or is still at an older round
     rests : the last round in which it is not asked, because it kept silent before
     opposed : how far its updates point against those of the others, from 0 to 1
     compared : how many rounds that is found from

@@ -57,6 +57,16 @@ class Carrier(Protocol):
         """Bytes sent to and received from clients since the last call."""
 
 
+def at_hand(carrier: Carrier, number: int) -> list[str]:
+    """Names of the training clients that can be asked: not one that is still at an older round."""
+    behind = {
+        letter.name
+        for letter in carrier.under_way()
+        if letter.trains and letter.broadcast.round < number
+    }
+    return [name for name in carrier.online(TRAIN) if name not in behind]
+
+
 def reachable(carrier: Carrier) -> list[str]:
     """Names of all clients that can be reached, those that train first."""
     return carrier.online(TRAIN) + carrier.online(OBSERVE)

@@ -103,15 +103,15 @@ def noticed(
     state: ServerState,
     answered: Iterable[str],
     silent: Iterable[str],
-    online: Iterable[str],
+    at_hand: Iterable[str],
     round_number: int,
 ) -> ServerState:
     """The state after a round in which some clients answered and others did not.
 
     A client that is silent for the n-th time in a row is not asked for ``2^(n-1) - 1`` rounds. One
-    that is not ``online`` could not be asked. It counts as silent, but does not have to rest.
+    that is not ``at_hand`` could not be asked. It counts as silent, but does not have to rest.
     """
-    clients, reached = dict(state.clients), set(online)
+    clients, reached = dict(state.clients), set(at_hand)
     for name in answered:
         if clients[name].silent:
             clients[name] = replace(clients[name], silent=0, rests=0)

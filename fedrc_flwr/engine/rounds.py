@@ -18,7 +18,7 @@ from fedrc_flwr.algorithms.messages import Broadcast, Reply, RoundResult
 from fedrc_flwr.algorithms.server import with_usual_norms
 from fedrc_flwr.data.scenario import TRAIN
 from fedrc_flwr.engine import conduct, round_metrics
-from fedrc_flwr.engine.carrier import Carrier, Enrolment, reachable
+from fedrc_flwr.engine.carrier import Carrier, Enrolment, at_hand, reachable
 from fedrc_flwr.engine.letters import Evaluations, Letter, updates
 from fedrc_flwr.engine.participation import FederationSettings
 from fedrc_flwr.engine.progress import AGGREGATION, EVALUATION, TRAINING, WAITING, Progress
@@ -106,7 +106,7 @@ class Rounds:
                 "bytes_up": up,
                 "phases": self.progress.taken(),
                 "failed": dict(self.failed),
-                **self._conclude(number, answered, carrier.online(TRAIN)),
+                **self._conclude(number, answered, at_hand(carrier, number)),
             }
             self.failed = {}
             round_done(self.state, metrics)
@@ -134,7 +134,7 @@ class Rounds:
         for name, reply in self._updates(answers, number + 1):
             self.algorithm.receive(self.state, late, name, reply)
         self.state = conduct.released(self.state, late.records)
-        told = self._conclude(number, {a.name for a, _ in answers}, carrier.online(TRAIN))
+        told = self._conclude(number, {a.name for a, _ in answers}, at_hand(carrier, number))
         down, up = carrier.traffic()
         more = {
             "evaluation_seconds": round(time.monotonic() - started, 3), "bytes_down": down,

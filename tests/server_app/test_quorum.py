@@ -142,6 +142,21 @@ def test_discovery_goes_on_without_the_slow_node_and_places_it_when_it_answers(
     assert len(concepts) == len({c for c, _ in concepts})
 
 
+def test_discovery_does_not_wait_for_nodes_that_are_rounds_behind(tmp_path: Path) -> None:
+    def two_of_six_are_slow(grid: TimedGrid) -> None:
+        grid.seconds = {**grid.seconds, SLOW + 1: 200.0}
+
+    done, events, _ = run(
+        tmp_path, two_of_six_are_slow, slow=200.0, start="discover", discover_after=3, rounds=4,
+        clusters=3, samples_per_client=150, quorum=0.6,
+    )  # fmt: skip
+
+    # Four of six are fewer than the 80 % of the clients that it waits for where all can answer.
+    assert done.rounds.state.numbers[FOUND] == 3
+    found = next(e for e in events if e.get("discovery", {}).get("established"))
+    assert set(found["discovery"]["clients"]) == {f"client-{n}" for n in (2, 3, 4, 5)}
+
+
 @pytest.mark.parametrize("fault", ["error", "huge"])
 def test_a_late_reply_that_cannot_be_used_is_refused_like_any_other(
     tmp_path: Path, fault: str
@@ -175,7 +190,8 @@ def test_who_never_answers_is_given_up_at_the_deadline_of_its_own_message(tmp_pa
     # Asked in round 1 at 0 seconds: over after 35, in round 4. Then it is asked again.
     assert [list(event["failed"]) for event in events[:5]] == [[], [], [], ["client-0"], []]
     assert list(events[5]["failed"]) == ["client-0"]  # in the evaluation at the end
-    assert done.rounds.state.clients["client-0"].silent == 2
+    # Once while it was behind, then at both deadlines.
+    assert done.rounds.state.clients["client-0"].silent == 3
     assert [node for node, kind in grid.sent if kind == "train"].count(SLOW) == 2
 
 
