@@ -4,17 +4,20 @@
 
 Sends objects of 5 MiB, as Flower cuts messages, and short calls, signed by a registered node, to a
 real SuperLink on loopback. Flower reads and parses each, and refuses what belongs to no run. Then
-three nodes train, and the gate's processor time is compared with the time that the rounds took.
+three nodes train in turns: through the gate, with all checks of replies, and past it, without them.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import re
 import ssl
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +29,7 @@ from bare import machine, write_section
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from processes import Federation, fedrc, wait_until
+from processes import FEDRC, Federation, wait_until
 
 from deploy.control import nodes_of
 from deploy.files import read_superlink_file
@@ -34,15 +37,26 @@ from deploy.membership import signed_headers
 
 OBJECT = 5 * 2**20
 NODES = 3
+FOUND = 5  # the round after which every client gets one model
 RUN = [
-    "scenario=digits", "recipe=paper", f"data.clients={NODES}", "data.observers-per-concept=0",
-    "model.hidden=1024", "rounds=4", f"federation.min-clients={NODES}", "run.evaluate-every=1000",
+    "scenario=digits", f"data.clients={NODES}", "data.observers-per-concept=0",
+    "model.hidden=1024", "rounds=15", f"federation.min-clients={NODES}", "run.evaluate-every=1000",
 ]  # fmt: skip
+#: A node that does not refuse a SuperLink without a gate.
+UNCHECKED = """
+import sys
+from pathlib import Path
+import deploy.launch
+deploy.launch.check_node = lambda file, alone: []
+deploy.launch.launch_supernode(Path(sys.argv[1]))
+"""
+WAYS = {"through": [], "past": ["server.max-norm=0", "server.max-opposition=0"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=60)
+    parser.add_argument("--runs", type=int, default=3, help="whole runs of each kind")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         federation = Federation(Path(scratch))
@@ -50,7 +64,7 @@ def main() -> None:
             federation.start()
             federation.node("client-0", 0)
             rows, mega = measured(federation, arguments.calls)
-            share = trained(federation)
+            whole = trained(federation, arguments.runs)
         finally:
             federation.stop()
     write_section(
@@ -62,7 +76,9 @@ def main() -> None:
             "|---|---|---|---|",
             *rows,
             "",
-            f"The gate's process: {mega:.1f} ms of processor time per MB. {share}",
+            f"The gate's process: {mega:.1f} ms of processor time per MB.",
+            "",
+            *whole,
         ],
     )
 
@@ -106,29 +122,64 @@ def measured(federation: Federation, calls: int) -> tuple[list[str], float]:
     return rows, 1000 * work / (calls * OBJECT / 1e6)
 
 
-def trained(federation: Federation) -> str:
-    """A run, and how much of its rounds' time the gate was busy."""
-    federation.nodes["client-0"].start()
+def trained(federation: Federation, times: int) -> list[str]:
+    """Whole runs, in turns: as they are, and without the gate and the checks of replies."""
     for partition in range(1, NODES):
-        federation.node(f"client-{partition}", partition).start()
-    wait_until(
-        lambda: f"{NODES} online" in fedrc("node", "list", federation.file).stdout, "the nodes"
+        federation.node(f"client-{partition}", partition)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    traffic = 0.0
+    for turn in range(times):
+        for way, settings in WAYS.items():
+            name = f"{way}-{turn}"
+            with nodes_that_go(federation, way):
+                run = federation.run(name, *RUN, *settings)
+                if federation.finish(run, seconds=1800):
+                    raise SystemExit(run.log())
+            rounds = federation.rounds(name)[FOUND:]
+            seconds[way] += [event["seconds"] for event in rounds]
+            traffic = median(event["bytes_up"] + event["bytes_down"] for event in rounds) / 1e6
+    with_all, without = (median(seconds[way]) for way in WAYS)
+    return [
+        f"Whole runs, {times} of each kind in turns, {NODES} nodes and {traffic:.0f} MB a round; "
+        "medians of the rounds after the concepts are found:",
+        "",
+        "| | seconds a round |",
+        "|---|---|",
+        f"| through the gate, replies checked | {with_all:.2f} |",
+        f"| past the gate, replies not checked | {without:.2f} |",
+        f"| ratio | {with_all / without:.2f} |",
+    ]
+
+
+@contextmanager
+def nodes_that_go(federation: Federation, way: str) -> Iterator[None]:
+    """The nodes, connected to the gate or to Flower's own port behind it, for the time being."""
+    file = read_superlink_file(federation.file)
+    assert file.inner_ca is not None
+    assert file.tls is not None
+    port, ca = (
+        (federation.port, file.tls.ca) if way == "through" else (file.control.port, file.inner_ca)
     )
-    assert federation.superlink.process is not None
-    gate = psutil.Process(federation.superlink.process.pid)
-    run = federation.run("measured", *RUN)
-    federation.wait_for_round("measured", 1, 600)
-    before = sum(gate.cpu_times()[:2])
-    if federation.finish(run, seconds=1800):
-        raise SystemExit(run.log())
-    work = sum(gate.cpu_times()[:2]) - before
-    rounds = federation.rounds("measured")[1:]
-    seconds = sum(event["seconds"] for event in rounds)
-    traffic = sum(event["bytes_up"] + event["bytes_down"] for event in rounds) / len(rounds) / 1e6
-    return (
-        f"In a run of {NODES} nodes with {traffic:.0f} MB a round, it was busy for "
-        f"{100 * work / seconds:.1f} % of the rounds' time ({work:.1f} of {seconds:.0f} seconds)."
-    )
+    aside = file.objects.with_name("aside")
+    if way == "past":  # the directory that only the gate looks into
+        file.objects.rename(aside)
+    for name, node in federation.nodes.items():
+        site = federation.folder / name
+        (site / "ca.crt").write_bytes(ca.read_bytes())
+        text = (site / "node.yaml").read_text("utf-8")
+        text = re.sub(r"(?m)^superlink: .*$", f"superlink: 127.0.0.1:{port}", text)
+        (site / "node.yaml").write_text(text, "utf-8")
+        usual = [FEDRC, "supernode", str(site / "node.yaml")]
+        node.arguments = usual if way == "through" else [sys.executable, "-c", UNCHECKED, usual[2]]
+        node.start()
+    try:
+        wait_until(lambda: federation.online() == NODES, "the nodes")
+        yield
+    finally:
+        for node in federation.nodes.values():
+            node.stop_gently()
+        if way == "past":
+            aside.rename(file.objects)
 
 
 def connection(port: int, ca: Path) -> http.client.HTTPSConnection:
