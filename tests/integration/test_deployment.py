@@ -173,6 +173,7 @@ def test_a_node_stopped_in_mid_training_signs_off_and_its_successor_is_let_in_at
     # Rounds enough for the successor to take part in the last of them.
     run = federation.run("node-stopped", *flags(rounds=14, epochs=90, min_clients=2))
     federation.wait_for_round("node-stopped", 1)
+    wait_until(lambda: not federation.at_work("client-1"), "the end of what client-1 is at")
     wait_until(lambda: federation.at_work("client-1"), "client-1 at work")
     said = len(node.log())
 

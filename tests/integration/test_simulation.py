@@ -228,9 +228,7 @@ def test_a_run_that_fails_exits_with_an_error_and_the_reason(tmp_path: Path) -> 
 @pytest.mark.deployment  # with the other long trials of `make test-deployment`
 def test_a_tenth_of_the_replies_failing_at_random_changes_no_cluster(tmp_path: Path) -> None:
     app = misbehaving_app(tmp_path, RANDOM_FAULTS)
-    config = load_config(
-        {"rounds": 30, "fedrc.clusters": 3, "fedrc.annealing-rounds": 10, "run.evaluate-every": 30}
-    )
+    config = load_config({"rounds": 30, "run.evaluate-every": 30})
     calm, rough = tmp_path / "calm", tmp_path / "rough"
 
     undisturbed = run_here(config, calm, lambda event: None, IN_PROCESS)
