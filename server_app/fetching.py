@@ -82,9 +82,13 @@ def announced(grid: HttpGrid, identities: list[str]) -> list[tuple[str, Any]]:
 
 
 def fetched(
-    grid: HttpGrid, about: Any, given_up: Callable[[], bool], shelf: Shelf | None = None
+    grid: HttpGrid,
+    message: str,
+    about: Any,
+    given_up: Callable[[], bool],
+    shelf: Shelf | None = None,
 ) -> Message | None:
-    """A reply that was announced, once all parts of it have been uploaded.
+    """The reply to a message that was announced, once all parts of it have been uploaded.
 
     None if they never are, or if it is ``given_up``.
     """
@@ -96,11 +100,11 @@ def fetched(
     def pull(name: str) -> bytes:
         if given_up():
             raise ObjectPullError(name, "nobody waits for it any more")
-        content = shelf.object(identity, name) if shelf is not None else None
+        content = shelf.object(message, name) if shelf is not None else None
         if content is not None:
             return content
         # Flower gives a reply up that it has not seen a part of for minutes.
-        if shelf is not None and shelf.is_whole(identity):
+        if shelf is not None and shelf.is_whole(message):
             raise ObjectUnavailableError(name)
         return of_flower(name)
 
@@ -115,15 +119,15 @@ def fetched(
     except ObjectPullError:
         return None
     if shelf is not None:
-        shelf.drop(identity)
+        shelf.drop(message)
     try:
         arrays = joined(contents)
-        message = cast(Message, inflate_object_from_contents(identity, contents, objects=arrays))
+        reply = cast(Message, inflate_object_from_contents(identity, contents, objects=arrays))
     except Exception as error:  # a node may send anything
         log(WARNING, "a reply cannot be read: %r", error)
         return None
-    message.metadata.__dict__["_message_id"] = identity
-    return message
+    reply.metadata.__dict__["_message_id"] = identity
+    return reply
 
 
 def confirm(grid: HttpGrid, about: Any) -> None:

@@ -106,7 +106,7 @@ class Mail:
 
     def _fetched(self, identity: str, about: Any) -> Message | None:
         given_up = partial(self._is_given_up, identity)
-        reply = fetching.fetched(self._grid, about, given_up, self._shelf)
+        reply = fetching.fetched(self._grid, identity, about, given_up, self._shelf)
         if reply is not None:
             with suppress(RuntimeError):  # the run is over, and Flower forgets all its messages
                 self._pool.submit(fetching.confirm, self._grid, about)  # nobody waits for it

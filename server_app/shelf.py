@@ -7,7 +7,7 @@ see the same directory, so the bytes wait there, and Flower carries the messages
     posted                   grows by a byte whenever messages have been pushed
     RUN/arrived              grows by a byte whenever a reply is complete
     RUN/down/OBJECT          of the server's messages: the gate's whole answer to a node's pull
-    RUN/up/MESSAGE/OBJECT    of a node's reply: the whole of its push
+    RUN/up/MESSAGE/OBJECT    of the reply to a message: the whole of a node's push
     RUN/up/MESSAGE/.mixed    some of this reply's objects may be in Flower's store
 
 The gate makes the directory, and a ServerApp that uses it makes the run's, so each knows about the
@@ -53,7 +53,7 @@ def down(run: Path, name: str) -> Path:
 
 
 def up(run: Path, message: str) -> Path:
-    """The directory of a reply's objects."""
+    """The directory of the objects of the reply to a message."""
     return run / "up" / message
 
 
@@ -106,8 +106,9 @@ class Shelf:
         signal(self._posted)
 
     def keep(self, messages: Collection[str]) -> None:
-        """Delete what no message needs but others than these."""
+        """Delete what no message needs but others than these, and what came in reply to those."""
         for message in [message for message in self._held if message not in messages]:
+            self.drop(message)
             for name in self._held.pop(message):
                 self._uses[name] -= 1
                 if not self._uses[name]:
@@ -119,7 +120,7 @@ class Shelf:
         return signals(self._run / ARRIVED)
 
     def object(self, message: str, name: str) -> bytes | None:
-        """An object of a reply, if it is here."""
+        """An object of the reply to a message, if it is here."""
         try:
             content = (up(self._run, message) / name).read_bytes()
         except FileNotFoundError:
@@ -127,12 +128,12 @@ class Shelf:
         return bytes(PushObjectRequest.FromString(content).object_content)
 
     def is_whole(self, message: str) -> bool:
-        """Whether all objects of a reply are, or will be, here and not in Flower's store."""
+        """Whether all objects of the reply to a message are, or will be, here."""
         folder = up(self._run, message)
         return folder.exists() and not (folder / MIXED).exists()
 
     def drop(self, message: str) -> None:
-        """Delete a reply's objects."""
+        """Delete the objects of the reply to a message."""
         shutil.rmtree(up(self._run, message), ignore_errors=True)
 
     def close(self) -> None:

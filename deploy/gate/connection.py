@@ -26,7 +26,6 @@ from deploy.gate.rules import (
     PULL_OBJECT,
     PUSH_MESSAGES,
     PUSH_OBJECT,
-    SMALL,
     Allowance,
     Call,
     Refusal,
@@ -125,7 +124,7 @@ class Caller:
         await self._http.encourage()
         try:
             if node is not None and call.target in (PULL_MESSAGES, PUSH_MESSAGES):
-                await self._exchange(call, headers, length, node[0])
+                await self._exchange(call, headers, length, *node)
             elif node is None or not await self._hand_over(call, headers, length, node[0]):
                 await self._relay(call, headers, length, self._http.body(length))
         except UpstreamError as error:
@@ -143,13 +142,11 @@ class Caller:
             await self._pass_back(call, link)
 
     async def _exchange(
-        self, call: Call, headers: dict[bytes, bytes], length: int, node: bytes
+        self, call: Call, headers: dict[bytes, bytes], length: int, key: bytes, node: Node
     ) -> None:
         """A node asks for messages, or sends a reply without its objects."""
-        if length > SMALL:  # the names of thousands of objects
-            await self._relay(call, headers, length, self._http.body(length))
-            return
         body, objects = await self._http.small_body(length), self._inside.objects
+        pushed = objects.replies(body, node.id) if call.target == PUSH_MESSAGES else None
         ends, held = time.monotonic() + self._limits.hold, False
         while True:
             seen = objects.posted()
@@ -162,10 +159,12 @@ class Caller:
                 break
             held = True
             await objects.news(seen, left)
-        if response.status_code == 200 and call.target == PUSH_MESSAGES:
-            objects.announced(node, body, answer)
-        elif answer and call.target == PULL_MESSAGES:
-            self._inside.allowance.asked(node)
+            if self._http.is_left():  # Flower would take a message for delivered
+                raise ConnectionAbortedError
+        if response.status_code == 200 and pushed is not None:
+            objects.announced(key, pushed, answer)
+        elif response.status_code == 200 and answer:
+            self._inside.allowance.asked(key)
         kept = [(n, v) for n, v in response.headers if bytes(n) not in DROPPED]
         await self._http.answer(response.status_code, [*kept, *[(HELD, b"1")] * held], answer)
 

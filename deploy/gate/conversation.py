@@ -72,6 +72,10 @@ class Conversation:
         """Whether a part of an answer is out already."""
         return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
 
+    def is_left(self) -> bool:
+        """Whether the caller has hung up."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
     async def encourage(self) -> None:
         """Let a caller send its body that asks first."""
         if self._http.they_are_waiting_for_100_continue:

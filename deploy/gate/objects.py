@@ -9,13 +9,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
+from flwr.proto.message_pb2 import (
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+)
 from google.protobuf.message import DecodeError
 
+from deploy.gate.rules import Refusal
 from server_app.shelf import ARRIVED, MIXED, POSTED, down, signal, signals, up
 
 LOOK_SECONDS = 0.01
@@ -24,7 +32,12 @@ _HEX = frozenset("0123456789abcdef")
 
 @dataclass
 class _Upload:
-    """A reply whose objects are expected."""
+    """A reply whose objects are expected.
+
+    Parameters
+    ----------
+    message : the message that it answers
+    """
 
     session: str
     run: int
@@ -39,6 +52,8 @@ class Objects:
         self._root = root
         self._uploads: dict[bytes, _Upload] = {}  # by node: it sends one reply at a time
         self._bodies = 0
+        # One object after the other, because each is in memory twice while it is checked.
+        self._checks = ThreadPoolExecutor(1, "objects")
         self._news = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._waiting = 0
@@ -46,7 +61,7 @@ class Objects:
         for unfinished in root.glob("*.body"):
             unfinished.unlink()
         for reply in root.glob("*/up/*"):
-            (reply / MIXED).touch()  # the rest of an upload that this gate knows nothing about
+            _mark_mixed(reply)  # the rest of an upload that this gate knows nothing about
 
     def runs(self) -> list[int]:
         """The runs whose ServerApp uses the directory."""
@@ -105,22 +120,52 @@ class Objects:
 
     # --- from nodes to the server ----------------------------------------------------------------
 
-    def announced(self, node: bytes, request: bytes, answer: bytes) -> None:
-        """Flower took a node's reply and told it which objects to send."""
-        self._uploads.pop(node, None)
+    def replies(self, request: bytes, node: int) -> PushMessagesRequest:
+        """What a node pushes, which must be its own replies to messages that are waited for.
+
+        Flower believes whatever a message says about its sender, and takes one that answers none
+        for a message of the server's.
+        """
         try:
-            asked, told = PushMessagesRequest.FromString(request), PushMessagesResponse()
-            told.ParseFromString(answer)
+            pushed: PushMessagesRequest = PushMessagesRequest.FromString(request)
+        except DecodeError:
+            raise Refusal(400, "no message as nodes send them") from None
+        for about in (message.metadata for message in pushed.messages_list):
+            if about.src_node_id != node or not about.reply_to_message_id:
+                raise Refusal(400, "a node sends its own replies and nothing else")
+            if self._is_late(about.run_id, about.reply_to_message_id):
+                raise Refusal(403, "nobody waits for this reply any more")
+        return pushed
+
+    def _is_late(self, run: int, message: str) -> bool:
+        """Whether a message of the run is not waited for any more: what was sent is gone."""
+        folder = self._root / str(run)
+        return folder.is_dir() and not (_is_hash(message) and down(folder, message).is_file())
+
+    def announced(self, node: bytes, pushed: PushMessagesRequest, answer: bytes) -> None:
+        """Flower took a node's reply and told it which objects to send."""
+        before = self._uploads.pop(node, None)
+        run, message = 0, ""
+        if len(pushed.messages_list) == len(pushed.message_object_trees) == 1:
+            about = pushed.messages_list[0].metadata
+            run, message = about.run_id, about.reply_to_message_id
+        if before is not None and before.message != message:
+            _mark_mixed(up(self._root / str(before.run), before.message))
+        try:
+            told = PushMessagesResponse.FromString(answer)
         except DecodeError:
             return
-        if len(asked.messages_list) != 1 or len(asked.message_object_trees) != 1:
-            return
-        run, message = asked.messages_list[0].metadata.run_id, asked.message_object_trees[0]
         folder = self._root / str(run)
-        if told.objects_to_push and folder.is_dir() and _is_hash(message.object_id):
-            up(folder, message.object_id).mkdir(mode=0o700, exist_ok=True)
-            wanted = set(filter(_is_hash, told.objects_to_push))
-            self._uploads[node] = _Upload(told.session_id, run, message.object_id, wanted)
+        if not told.objects_to_push or not folder.is_dir() or self._is_late(run, message):
+            return
+        wanted = set(filter(_is_hash, told.objects_to_push))
+        parts = _parts(pushed.message_object_trees[0])
+        place = up(folder, message)
+        with suppress(OSError):  # the run has ended, or the disk is full: let Flower decide
+            place.mkdir(mode=0o700, exist_ok=True)
+            if parts - wanted:  # Flower has got them from another reply
+                _mark_mixed(place)
+            self._uploads[node] = _Upload(told.session_id, run, message, wanted)
 
     def expects(self, node: bytes) -> bool:
         """Whether objects of a node may be left here."""
@@ -133,7 +178,8 @@ class Objects:
 
     async def left(self, node: bytes, body: Path) -> bool:
         """Keep an object that a node pushed, if it is one that was asked for."""
-        found = await asyncio.to_thread(_read, body)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._checks, _read, body)
         upload = self._uploads.get(node)
         if found is None or upload is None:
             return False
@@ -147,9 +193,19 @@ class Objects:
             if not upload.wanted:
                 del self._uploads[node]
                 signal(folder / ARRIVED)
-        except OSError:  # nobody waits for the reply any more, and its place is gone
-            return False
+        except FileNotFoundError:  # its place is gone
+            raise Refusal(403, "nobody waits for this reply any more") from None
         return True
+
+
+def _parts(tree: ObjectTree) -> set[str]:
+    return {tree.object_id}.union(*map(_parts, tree.children))
+
+
+def _mark_mixed(reply: Path) -> None:
+    """Say that Flower may have a part of a reply, unless nobody waits for it any more."""
+    with suppress(FileNotFoundError):
+        (reply / MIXED).touch()
 
 
 def _read(body: Path) -> tuple[str, int, str] | None:

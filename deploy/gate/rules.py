@@ -11,8 +11,8 @@ HEADER_BYTES = 16_384
 SMALL = 65_536
 #: Flower cuts arrays into objects of 5 MiB; a message's other records are one object each.
 OBJECT = 32 * 2**20
-#: A message without its objects, but with the hash of each of them.
-MESSAGE = 8 * 2**20
+#: A message without its objects, but with the hash of each of them: it is held in memory.
+MESSAGE = 2**20
 #: An app's bundle has at most 10 MB.
 BUNDLE = 32 * 2**20
 

@@ -70,7 +70,7 @@ Answer = TypeVar("Answer")
 
 
 class RunOver(Exception):
-    """The run does not run any more: nobody waits for an answer."""
+    """Nobody waits for an answer: the run does not run any more, or it came too late."""
 
 
 class NotRegistered(Exception):

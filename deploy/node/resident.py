@@ -188,7 +188,7 @@ class ResidentNode:
                 time.time() - worked,
             )  # fmt: skip
         except RunOver:
-            log(INFO, "%s: run %s is over: its message is dropped", self._name, run)
+            log(INFO, "%s: nobody waits for an answer in run %s any more", self._name, run)
         except (httpx.HTTPError, Broken, RuntimeError) as error:
             log(ERROR, "%s: the reply could not be sent: %s", self._name, error)
         finally:

@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import (
     DeactivateNodeRequest,
     PullMessagesRequest,
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata
 from flwr.proto.node_pb2 import Node
 from processes import Federation, Part, fedrc, wait_until
 from settings_of import PLAIN, dotted
@@ -146,3 +149,7 @@ def test_a_registered_node_acts_for_nobody_else(federation: Federation) -> None:
     assert ask("pull-messages", PullMessagesRequest(node=other)) == 401
     assert ask("deactivate-node", DeactivateNodeRequest(node_id=other.node_id)) == 401
     assert ask("push-messages", PushMessagesRequest(node=other)) == 401
+    for sender in (other.node_id, SUPERLINK_NODE_ID):  # Flower believes what is in the message
+        about = Metadata(src_node_id=sender, dst_node_id=other.node_id, message_type="train")
+        forged = PushMessagesRequest(node=own, messages_list=[MessageProto(metadata=about)])
+        assert ask("push-messages", forged) == 400

@@ -34,6 +34,7 @@ class Flower:
     """Answers every request alike, and keeps what it got."""
 
     answer: bytes = b"fine"
+    status: bytes = b"200 OK"
     requests: list[tuple[bytes, bytes]] = field(default_factory=list)  # head, body
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +56,8 @@ class Flower:
                 if head.startswith(b"GET /health"):
                     self.requests.pop()
                 size = b"content-length: %d\r\n" % len(self.answer)
-                writer.write(b"HTTP/1.1 200 OK\r\nserver: flower\r\n" + size + b"\r\n")
+                head = b"HTTP/1.1 " + self.status + b"\r\nserver: flower\r\n"
+                writer.write(head + size + b"\r\n")
                 writer.write(self.answer)
                 await writer.drain()
         writer.close()

@@ -320,7 +320,11 @@ def test_a_nodes_uploads_are_limited_until_it_gets_a_message(tmp_path: Path) -> 
         gate.status(pull)
         assert gate.status(push) == 413
 
-        gate.flower.answer = b"a message"
+        gate.flower.status, gate.flower.answer = b"400 Bad Request", b"no question as it should be"
+        gate.status(pull)
+        assert gate.status(push) == 413
+
+        gate.flower.status, gate.flower.answer = b"200 OK", b"a message"
         gate.status(pull)
         assert [gate.status(push) for _ in range(2)] == [200, 413]
         address, who, why = gate.refused[-1]

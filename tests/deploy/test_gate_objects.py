@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
@@ -27,7 +29,7 @@ from server_app.shelf import MIXED, POSTED, Shelf, signal, up
 
 PULL, PUSH = b"/v1/fleet/pull-object", b"/v1/fleet/push-object"
 REPLY, ASK = b"/v1/fleet/push-messages", b"/v1/fleet/pull-messages"
-RUN, HOLD = 5, 0.6
+RUN, NODE, HOLD = 5, 7, 0.6
 CONTENT = bytes(range(256)) * 4000
 NAME = hashlib.sha256(CONTENT).hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -46,8 +48,15 @@ def shelf(gate: Opened) -> Iterator[Shelf]:
     gate.flower.requests.clear()
     gate.flower.answer = b"Flower's own"
     shelf = Shelf(gate.folder / "objects", RUN)
+    send(shelf, MESSAGE)
     yield shelf
     shelf.close()
+
+
+def send(shelf: Shelf, message: str) -> None:
+    """A message of the server's, whose reply is then waited for."""
+    shelf.put({message: [b"message"]})
+    shelf.posted({message: [message]})
 
 
 def ask(gate: Opened, target: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -73,12 +82,18 @@ def push(
     return ask(gate, PUSH, request.SerializeToString())[1]
 
 
+def reply(
+    *parts: str, run: int = RUN, message: str = MESSAGE, node: int = NODE
+) -> PushMessagesRequest:
+    """A node's reply to a message, without its objects."""
+    about = Metadata(run_id=run, src_node_id=node, reply_to_message_id=message)
+    tree = ObjectTree(object_id=parts[0], children=[ObjectTree(object_id=p) for p in parts[1:]])
+    return PushMessagesRequest(messages_list=[Message(metadata=about)], message_object_trees=[tree])
+
+
 def announce(gate: Opened, *wanted: str, run: int = RUN, message: str = MESSAGE) -> None:
     """A reply that Flower takes, and whose objects it then wants."""
-    request = PushMessagesRequest(
-        messages_list=[Message(metadata=Metadata(run_id=run))],
-        message_object_trees=[ObjectTree(object_id=message)],
-    )
+    request = reply(*wanted, run=run, message=message)
     answer = PushMessagesResponse(session_id="s", objects_to_push=wanted)
     gate.flower.answer = answer.SerializeToString()
     assert ask(gate, REPLY, request.SerializeToString())[1] == gate.flower.answer
@@ -176,27 +191,129 @@ def test_without_a_serverapp_that_looks_here_everything_is_flowers(gate: Opened)
     assert not (gate.folder / "objects" / str(RUN + 9)).exists()
 
 
-def test_a_message_whose_name_is_a_path_makes_no_directory(gate: Opened, shelf: Shelf) -> None:
-    announce(gate, NAME, message="../../../tricked")
+@pytest.mark.parametrize("name", ["../../../tricked", "/tricked", "tricked\0", "tricked" * 9999])
+def test_a_message_whose_name_is_a_path_makes_no_directory(
+    gate: Opened, shelf: Shelf, name: str
+) -> None:
+    assert gate.status(gate.call(REPLY, reply(NAME, message=name).SerializeToString())) == 403
 
-    assert push(gate) == b"Flower's own"
-    assert not list(gate.folder.rglob("tricked"))
+    assert gate.flower.requests == []
+    assert not list(gate.folder.rglob("*tricked*"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"node": 1, "message": ""},  # an instruction, as if it were the server's
+        {"node": NODE, "message": ""},
+        {"node": NODE + 1},  # the reply of another node
+    ],
+    ids=["instruction", "no reply", "another's"],
+)
+def test_a_node_sends_its_own_replies_and_nothing_else(
+    gate: Opened, shelf: Shelf, told: dict[str, Any]
+) -> None:
+    # Flower itself believes what a message says about its sender.
+    own, other = reply(NAME), reply(NAME, **told)
+    own.messages_list.extend(other.messages_list)
+
+    for request in (other, own):
+        assert gate.status(gate.call(REPLY, request.SerializeToString())) == 400
+
+    assert gate.flower.requests == []
+
+
+def test_a_reply_that_comes_too_late_is_not_taken(gate: Opened, shelf: Shelf) -> None:
+    shelf.keep(set())
+
+    assert gate.status(gate.call(REPLY, reply(NAME).SerializeToString())) == 403
+    assert gate.flower.requests == []
+
+
+def test_an_upload_that_is_given_up_leaves_nothing_behind(gate: Opened, shelf: Shelf) -> None:
+    announce(gate, NAME, OTHER)
+    push(gate)
+    rest = PushObjectRequest(
+        run_id=RUN, object_id=OTHER, object_content=b"other", session_id="s"
+    ).SerializeToString()
+
+    shelf.keep(set())
+
+    assert gate.status(gate.call(PUSH, rest)) == 403
+    assert gate.flower.requests == []
+    assert not list((shelf._run / "up").iterdir())
+    assert not list((gate.folder / "objects").glob("*.body"))
+
+
+def test_a_part_that_flower_has_got_already_is_asked_of_flower(gate: Opened, shelf: Shelf) -> None:
+    # Flower knows objects by their content: another reply may have brought the same one.
+    answer = PushMessagesResponse(session_id="s", objects_to_push=[NAME])
+    gate.flower.answer = answer.SerializeToString()
+
+    ask(gate, REPLY, reply(NAME, OTHER).SerializeToString())
+
+    assert (up(shelf._run, MESSAGE) / MIXED).exists()
+
+
+def test_a_reply_between_the_parts_of_another_does_not_hide_the_rest(
+    gate: Opened, shelf: Shelf
+) -> None:
+    second = hashlib.sha256(b"second message").hexdigest()
+    send(shelf, second)
+    announce(gate, NAME, OTHER)
+    announce(gate, NAME, OTHER)  # once more, since the answer was lost
+    assert shelf.is_whole(MESSAGE)
+
+    announce(gate, NAME, message=second)
+
+    assert not shelf.is_whole(MESSAGE)  # what is missing goes to Flower now
+    assert shelf.is_whole(second)
+
+
+def test_objects_are_checked_one_after_the_other(tmp_path: Path) -> None:
+    import asyncio
+
+    at_once, most = 0, []
+
+    def slow(body: Path) -> None:
+        nonlocal at_once
+        at_once += 1
+        most.append(at_once)
+        time.sleep(0.01)
+        at_once -= 1
+
+    async def scene() -> None:
+        objects = Objects(tmp_path)
+        await asyncio.gather(*[objects.left(b"node", objects.body()) for _ in range(8)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.gate.objects._read", slow)
+        asyncio.run(scene())
+    assert most == [1] * 8
+
+
+def test_a_reply_that_is_dropped_meanwhile_does_not_keep_a_gate_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path, RUN)
+    gone = up(shelf._run, MESSAGE)
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [gone] if "up" in pattern else [])
+
+    Objects(tmp_path)
+
+    assert not gone.exists()
 
 
 def test_a_node_cannot_leave_the_objects_of_another_ones_reply(tmp_path: Path) -> None:
     import asyncio
 
-    request = PushMessagesRequest(
-        messages_list=[Message(metadata=Metadata(run_id=RUN))],
-        message_object_trees=[ObjectTree(object_id=MESSAGE)],
-    ).SerializeToString()
     answer = PushMessagesResponse(session_id="s", objects_to_push=[NAME]).SerializeToString()
     pushed = PushObjectRequest(run_id=RUN, object_id=NAME, object_content=CONTENT, session_id="s")
 
     async def scene() -> tuple[bool, bool]:
         objects = Objects(tmp_path)
-        Shelf(tmp_path, RUN)
-        objects.announced(b"alice", request, answer)
+        send(Shelf(tmp_path, RUN), MESSAGE)
+        objects.announced(b"alice", reply(NAME), answer)
         body = objects.body()
         body.write_bytes(pushed.SerializeToString())
         return await objects.left(b"mallory", body), await objects.left(b"alice", body)
@@ -236,6 +353,23 @@ def test_a_question_is_held_back_until_messages_are_posted(gate: Opened, shelf: 
     assert body == b"a message"
     assert b"fedrc-held: 1" in head
     assert len(gate.flower.requests) == 2
+
+
+def test_nothing_is_fetched_for_a_caller_that_has_hung_up(gate: Opened, shelf: Shelf) -> None:
+    # Flower would take the message for delivered, and the node would never see it.
+    gate.flower.answer = b""
+    with gate.connect() as connection:
+        connection.sendall(gate.call(ASK, b""))
+        while not gate.flower.requests:
+            time.sleep(0.001)
+        connection.shutdown(socket.SHUT_RDWR)
+    time.sleep(HOLD / 4)
+    gate.flower.answer = b"a message"
+
+    signal(gate.folder / "objects" / POSTED)
+    time.sleep(HOLD)
+
+    assert len(gate.flower.requests) == 1
 
 
 def test_a_question_without_an_answer_is_not_held_for_ever(gate: Opened, shelf: Shelf) -> None:

@@ -31,7 +31,7 @@ class Superlink:
         self.answered -= set(found)
         return [(identity, identity) for identity in found]
 
-    def fetched(self, grid: Any, about: str, given_up: Any, shelf: Any) -> Any:
+    def fetched(self, grid: Any, message: str, about: str, given_up: Any, shelf: Any) -> Any:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         while not given_up():

@@ -127,12 +127,22 @@ def test_what_messages_share_is_kept_until_the_last_of_them_is_answered(shelf: S
     assert not list((shelf._run / "down").iterdir())
 
 
+def test_what_came_of_a_reply_that_is_given_up_is_deleted(shelf: Shelf) -> None:
+    first, second = fetching.pushed(Flower(), [message(7), message(8)], shelf)  # type: ignore[arg-type]
+    for name in (first, second):
+        lay(shelf, name, {"a": b"part"})
+
+    shelf.keep({second})
+
+    assert [path.name for path in (shelf._run / "up").iterdir()] == [second]
+
+
 def test_a_reply_is_read_from_the_shelf_and_removed(shelf: Shelf) -> None:
     flower = Flower()
     name, tree, objects = objects_of(message(1, number=2.5))
     lay(shelf, name, objects)
 
-    reply = fetching.fetched(flower, (name, tree), lambda: False, shelf)  # type: ignore[arg-type]
+    reply = fetching.fetched(flower, name, (name, tree), lambda: False, shelf)  # type: ignore[arg-type]
 
     assert reply is not None
     assert (reply.content["arrays"]["x"].numpy().view(np.float32) == 2.5).all()
@@ -144,7 +154,7 @@ def test_a_reply_that_cannot_be_read_never_arrived(shelf: Shelf) -> None:
     name, tree, objects = objects_of(message(1))
     lay(shelf, name, dict.fromkeys(objects, b"no object of Flower's"))
 
-    assert fetching.fetched(Flower(), (name, tree), lambda: False, shelf) is None  # type: ignore[arg-type]
+    assert fetching.fetched(Flower(), name, (name, tree), lambda: False, shelf) is None  # type: ignore[arg-type]
 
 
 def test_flower_is_not_asked_about_a_reply_that_is_still_being_left_here(shelf: Shelf) -> None:
@@ -159,7 +169,7 @@ def test_flower_is_not_asked_about_a_reply_that_is_still_being_left_here(shelf: 
             lay(shelf, name, objects)
         return False
 
-    assert fetching.fetched(flower, (name, tree), given_up, shelf) is not None  # type: ignore[arg-type]
+    assert fetching.fetched(flower, name, (name, tree), given_up, shelf) is not None  # type: ignore[arg-type]
     assert flower.pulled == []
 
 
@@ -171,7 +181,7 @@ def test_what_a_new_gate_passed_on_is_asked_of_flower(shelf: Shelf) -> None:
     (up(shelf._run, name) / MIXED).touch()
     flower.objects = there
 
-    assert fetching.fetched(flower, (name, tree), lambda: False, shelf) is not None  # type: ignore[arg-type]
+    assert fetching.fetched(flower, name, (name, tree), lambda: False, shelf) is not None  # type: ignore[arg-type]
     assert sorted(flower.pulled) == sorted(there)
 
 
@@ -179,7 +189,7 @@ def test_a_reply_that_is_not_here_at_all_is_flowers(shelf: Shelf) -> None:
     flower = Flower()
     name, tree, flower.objects = objects_of(message(1))
 
-    assert fetching.fetched(flower, (name, tree), lambda: False, shelf) is not None  # type: ignore[arg-type]
+    assert fetching.fetched(flower, name, (name, tree), lambda: False, shelf) is not None  # type: ignore[arg-type]
     assert sorted(set(flower.pulled)) == sorted(flower.objects)
 
 
