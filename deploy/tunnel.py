@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from deploy.exposure import CONNECT_SECONDS, LIST_NODES
 from deploy.fields import Address, read_file
 from deploy.files import read_superlink_file
 from deploy.gate.upstream import CHUNK
@@ -66,7 +69,7 @@ def reaching(path: Path) -> Iterator[Reach]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    if isinstance(content, dict) and "certificate" in content:
+    if isinstance(content, dict) and "superlink" in content:
         with _opened(read_operator_file(path)) as address:
             yield Reach(address, None)
     else:
@@ -77,13 +80,13 @@ def reaching(path: Path) -> Iterator[Reach]:
 def keep_open(file: OperatorFile, opened: Callable[[Address], None]) -> None:
     """Pass on until interrupted."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(file.superlink, _context(file), file.listen, opened))
+        asyncio.run(_serve(file.superlink, _admitted(file), file.listen, opened))
 
 
 @contextlib.contextmanager
 def _opened(file: OperatorFile) -> Iterator[Address]:
     """Pass on in the background, from a port that is free."""
-    context = _context(file)
+    context = _admitted(file)
     ready = threading.Event()
     found: list[Address] = []
     stops: list[Callable[[], object]] = []
@@ -127,8 +130,8 @@ async def _serve(
             return
         try:
             await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
-        except OSError:
-            pass  # one side hung up
+        except (OSError, asyncio.CancelledError):
+            pass  # one side hung up, or the tunnel is being closed
         finally:
             writer.transport.abort()
             there[1].transport.abort()
@@ -155,4 +158,32 @@ def _context(file: OperatorFile) -> ssl.SSLContext:
             f"{file.certificate}, {file.key} or {file.ca} cannot be used: {error}; `fedrc certs "
             "operator` makes a certificate on the server"
         ) from None
+    return context
+
+
+def _admitted(file: OperatorFile) -> ssl.SSLContext:
+    """What to connect with, once the gate has admitted this operator."""
+    context = _context(file)
+    gate = file.superlink
+    connection = http.client.HTTPSConnection(
+        gate.host, gate.port, timeout=CONNECT_SECONDS, context=context
+    )
+    try:
+        connection.connect()
+    except OSError as error:
+        raise ConfigError(f"{gate} cannot be reached: {error}") from None
+    try:
+        # With TLS 1.3 the other side's verdict on a certificate arrives with the first answer.
+        connection.request("POST", LIST_NODES, b"", {"Content-Type": "application/protobuf"})
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, http.client.HTTPException):
+        raise ConfigError(
+            f"{gate} hangs up on {file.certificate}: it is not a certificate of this server's "
+            "operators, or it has expired; `fedrc certs operator` makes one on the server"
+        ) from None
+    finally:
+        connection.close()
+    if response.status == http.HTTPStatus.FORBIDDEN:
+        raise ConfigError(f"{gate} refuses {file.certificate}: {json.loads(content)['detail']}")
     return context

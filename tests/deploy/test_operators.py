@@ -18,6 +18,19 @@ from deploy.tunnel import reaching, read_operator_file
 from fedrc_flwr.errors import ConfigError
 
 
+def operator_yaml(folder: Path, port: int) -> Path:
+    """The file of the operator alice, for a gate on this machine."""
+    return write_yaml(
+        folder / "operator.yaml",
+        {
+            "superlink": f"127.0.0.1:{port}",
+            "ca": "certificates/ca.crt",
+            "certificate": "alice.crt",
+            "key": "alice.key",
+        },
+    )
+
+
 def test_an_operators_certificate_is_of_no_other_use(tmp_path: Path) -> None:
     federation = make_certificates(tmp_path / "certificates")
 
@@ -61,15 +74,7 @@ def test_the_control_interface_is_reached_through_the_gate(tmp_path: Path) -> No
     make_certificates(tmp_path / "certificates")
     issue_operator(tmp_path / "certificates", "alice", tmp_path)
     with open_gate(tmp_path) as gate:
-        file = write_yaml(
-            tmp_path / "operator.yaml",
-            {
-                "superlink": f"127.0.0.1:{gate.port}",
-                "ca": "certificates/ca.crt",
-                "certificate": "alice.crt",
-                "key": "alice.key",
-            },
-        )
+        file = operator_yaml(tmp_path, gate.port)
         with reaching(file) as server:
             assert server.flower.on_loopback
             assert server.inner_ca is None
@@ -80,11 +85,42 @@ def test_the_control_interface_is_reached_through_the_gate(tmp_path: Path) -> No
                 connection.close()
 
         withdraw_operator(tmp_path / "certificates", "alice")
-        with reaching(file) as server:
-            connection = http.client.HTTPConnection(server.flower.host, server.flower.port)
-            connection.request("POST", "/v1/control/list-nodes", b"")
-            assert connection.getresponse().status == 403
-            connection.close()
+        with pytest.raises(ConfigError, match=r"refuses .*alice.crt: .* withdrawn"), reaching(file):
+            pass
+
+
+def test_a_tunnel_that_is_closed_says_nothing_about_open_connections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_certificates(tmp_path / "certificates")
+    issue_operator(tmp_path / "certificates", "alice", tmp_path)
+    with open_gate(tmp_path) as gate:
+        with reaching(operator_yaml(tmp_path, gate.port)) as server:
+            kept = http.client.HTTPConnection(server.flower.host, server.flower.port)
+            kept.request("POST", "/v1/control/list-nodes", b"")
+            assert kept.getresponse().read() == gate.flower.answer
+        kept.close()
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_certificate_of_another_federation_is_told(tmp_path: Path) -> None:
+    for folder in ("certificates", "others"):
+        make_certificates(tmp_path / folder)
+        issue_operator(tmp_path / folder, "alice", tmp_path)  # the others' is the one that stays
+    with open_gate(tmp_path) as gate:
+        file = operator_yaml(tmp_path, gate.port)
+        with pytest.raises(ConfigError, match=r"hangs up on .*alice.crt"), reaching(file):
+            pass
+    with pytest.raises(ConfigError, match="cannot be reached"), reaching(file):
+        pass
+
+
+def test_an_operators_file_without_a_certificate_is_known_as_one(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path / "operator.yaml", {"superlink": "a:1", "ca": "ca"})
+
+    with pytest.raises(ConfigError, match="certificate"), reaching(path):
+        pass
 
 
 def test_on_the_server_the_control_interface_is_where_its_file_says(tmp_path: Path) -> None:
