@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,6 +39,8 @@ from server_app.names import REGISTRY
 from server_app.shelf import SHELF
 
 INNER_DAYS = 730
+#: How long the executor of ServerApps waits for a SuperLink that is being started.
+START_SECONDS = 30.0
 #: The versions of Flower whose fleet protocol the resident node was run with: from, and below.
 TESTED_FLOWER = ((1, 41), (1, 42))
 #: Bytes up to which glibc takes a block from what it holds already, and holds on to what is free.
@@ -74,7 +77,7 @@ def launch_serverapp(path: Path) -> None:
     announce(f"executor of server apps for the SuperLink at {file.flower}")
     demand(
         [
-            *check_reachable(file.flower, file.inner_ca),
+            *_answering(file, path),
             *check_secret(file),
             check_folder(file.outputs, "outputs"),
         ]
@@ -201,6 +204,24 @@ def ensure_inner_certificate(file: SuperLinkFile) -> None:
     except ConfigError:
         pass
     issue_server_certificate(file.inner, names, INNER_DAYS)
+
+
+def _answering(file: SuperLinkFile, path: Path) -> list[Finding]:
+    """Whether the SuperLink answers; one that was started a moment ago is waited for."""
+    ends = time.monotonic() + START_SECONDS
+    said = False
+    while True:
+        if file.inner_ca is not None and not file.inner_ca.exists():
+            missing = f"the SuperLink was never started here: start `fedrc superlink {path}`"
+            findings = [Finding(ERROR, missing)]
+        else:
+            findings = list(check_reachable(file.flower, file.inner_ca))
+        if all(finding.level != ERROR for finding in findings) or time.monotonic() >= ends:
+            return findings
+        if not said:
+            print(f"waiting for the SuperLink, up to {START_SECONDS:.0f} seconds", flush=True)
+            said = True
+        time.sleep(0.5)
 
 
 def announce(what: str) -> None:

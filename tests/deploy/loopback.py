@@ -37,11 +37,11 @@ def server_context(directory: Path) -> ssl.SSLContext:
 
 @contextmanager
 def health_server(
-    tls: Path | None = None, status: int = 200, date: str | None = None
+    tls: Path | None = None, status: int = 200, date: str | None = None, port: int = 0
 ) -> Iterator[int]:
     """Answers GET /health as told, all else with 400; yields its port."""
     context = server_context(tls) if tls else None
-    with socket.create_server((HOST, 0)) as listener:
+    with socket.create_server((HOST, port)) as listener:
         port = listener.getsockname()[1]
 
         def serve() -> None:

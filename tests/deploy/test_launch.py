@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -26,6 +27,7 @@ from loopback import (
     taken_port,
 )
 
+from deploy import launch as launch_module
 from deploy.certificates import create_node_key, is_signed_by, load_certificate
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.gate import run as gate
@@ -225,18 +227,19 @@ def test_the_superlink_runs_behind_the_gate_with_a_private_state(
     tmp_path: Path, execution: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_certificates(tmp_path / "certificates")
+    port = free_port()
     started: list[list[str]] = []
     monkeypatch.setattr(gate, "run", lambda file, command, environment: started.append(command))
     before = os.umask(0)
     try:
         with pytest.raises(SystemExit):
-            launch_superlink(superlink_yaml(tmp_path, control="127.0.0.1:8002"))
+            launch_superlink(superlink_yaml(tmp_path, control=f"{HOST}:{port}"))
     finally:
         os.umask(before)
 
     (command,) = started
     assert execution.calls == []
-    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "8002")
+    assert (option(command, "--host"), option(command, "--port")) == (HOST, str(port))
     assert Path(option(command, "--ssl-keyfile")).exists()
     state = tmp_path / "state"
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
@@ -273,6 +276,27 @@ def test_the_executor_becomes_flowers_program_among_the_outputs(
     assert directory == tmp_path / "outputs"
     assert environment["FEDRC_NODES"] == str(tmp_path / "state" / "nodes.json")
     assert environment["FEDRC_OBJECTS"] == str(tmp_path / "state" / "objects")
+
+
+def test_the_executor_waits_for_a_superlink_that_is_being_started(
+    tmp_path: Path,
+    execution: Execution,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with contextlib.ExitStack() as servers:
+        port = free_port()
+        path = superlink_yaml(tmp_path, control=f"{HOST}:{port}")
+
+        def superlink_starts(seconds: float) -> None:
+            inner = make_inner_certificates(tmp_path)
+            servers.enter_context(health_server(tls=inner, port=port))
+
+        monkeypatch.setattr(launch_module.time, "sleep", superlink_starts)
+        launch_serverapp(path)
+
+    assert "waiting for the SuperLink" in capsys.readouterr().out
+    assert len(execution.calls) == 1
 
 
 def test_with_a_database_in_memory_nothing_of_a_message_is_a_file(
@@ -377,7 +401,7 @@ def test_an_executor_needs_the_secret_and_no_key(tmp_path: Path, execution: Exec
     ("launch", "write", "changes", "reason"),
     [
         (launch_superlink, superlink_yaml, {}, "ca.crt"),
-        (launch_serverapp, superlink_yaml, {}, "ca.crt"),
+        (launch_serverapp, superlink_yaml, {}, "start `fedrc superlink"),
         (launch_serverapp, superlink_yaml, {"certificates": None, "insecure": True}, "not answer"),
         (launch_supernode, node_yaml, {}, "node.key"),
         (launch_supernode, node_yaml, {"ca": None, "key": None, "insecure": True}, "not answer"),
@@ -390,7 +414,9 @@ def test_nothing_starts_after_a_failed_check(
     write: Callable[..., Path],
     changes: dict[str, Any],
     reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(launch_module, "START_SECONDS", 0.0)
     path = write(tmp_path, **changes)
 
     with pytest.raises(ConfigError, match="not started: ") as caught:
