@@ -135,8 +135,14 @@ def run(
         given |= {} if name is None else {"run.name": name}  # checked with all the others
         config = load_config(given).carried()
         run_name = config.run.known_as(new_name(config.named(), config.algorithm, config.seed))
-        if not resume and has_checkpoint(server.outputs / run_name):
-            raise ConfigError(f"{server.outputs / run_name} holds a run already: use --resume")
+        directory = server.outputs / run_name
+        if not resume and has_checkpoint(directory):
+            raise ConfigError(f"{directory} holds a run already: use --resume")
+        if resume and not has_checkpoint(directory):
+            raise ConfigError(
+                f"{directory} has no checkpoint, because no round was finished: start the run "
+                "again, without --resume"
+            )
         typer.echo(f"fedrc-flwr {__version__}: run {run_name} on {server.address}")
         submitted = False
         with Terminal(config.rounds) as terminal:
@@ -181,7 +187,8 @@ def stop(
     def work(server: Reach, control: Control) -> str:
         found = find_run(runs_of(server), name)
         succeed(control.stop(str(found.id)))
-        return f"stopped {found.name}; to continue: fedrc run {file} --name {found.name} --resume"
+        again = f"fedrc run superlink.yaml --name {found.name} --resume"
+        return f"stopped {found.name}; to continue, on the server: {again}"
 
     answer(file, work)
 

@@ -25,15 +25,17 @@ def examine_superlink(file: SuperLinkFile) -> Iterator[Finding]:
     runs: list[FlowerRun] = []
     yield from check_superlink(file, starting=False)
     findings = list(check_reachable(file.address, file.tls.ca if file.tls else None))
+    answers = all(finding.level != ERROR for finding in findings)
     yield from findings
     if not file.insecure:
-        yield check_open(file.address, file.tls.ca if file.tls else None)
+        if answers:
+            yield check_open(file.address, file.tls.ca if file.tls else None)
         yield from check_interfaces(file)
     if file.health is not None:
         yield grpc_health(file.health, "SuperLink")
     if file.metrics is not None:
         yield http_health(file.metrics, "/metrics")
-    if all(finding.level != ERROR for finding in findings):
+    if answers:
         try:
             yield from list_nodes(file)
             runs = runs_of(file)

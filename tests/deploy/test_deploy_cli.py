@@ -267,7 +267,8 @@ def test_stop_is_told_the_runs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stopped, old, unknown = (fedrc("stop", path, name) for name in ("first", "old", "new"))
 
     assert stopped.stdout == (
-        f"stopped first; to continue: fedrc run {path} --name first --resume\n"
+        "stopped first; to continue, on the server: fedrc run superlink.yaml --name first "
+        "--resume\n"
     )
     assert old.stderr == "fedrc: run 'old' is not under way: it ended earlier (stopped)\n"
     assert unknown.stderr == "fedrc: no run is called 'new'; under way: first\n"
@@ -456,11 +457,16 @@ def test_run_resumes_under_the_settings_of_the_start(
     directory = tmp_path / "outputs" / "first"
     recorded = {"scenario": "digits", "recipe": "default", "local.learning-rate": 0.2}
     write_json(directory / "config.json", {**recorded, "seed": 7, "rounds": 5})
+    command = ("run", superlink_yaml(tmp_path), "--name", "first", "--resume", "--set", "rounds=9")
 
-    result = fedrc(
-        "run", superlink_yaml(tmp_path), "--name", "first", "--resume", "--set", "rounds=9"
-    )
+    too_early = fedrc(*command)
+    (directory / "checkpoints").mkdir()
+    (directory / "checkpoints" / "round-000001.safetensors").touch()
+    result = fedrc(*command)
 
+    assert too_early.exit_code == MISUSED
+    assert "has no checkpoint" in too_early.stderr
+    assert "without --resume" in too_early.stderr
     assert result.exit_code == 0, result.output
     ((config, name, _),) = submission.calls
     assert name == "first"

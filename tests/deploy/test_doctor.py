@@ -291,6 +291,7 @@ def test_a_server_that_is_away_is_not_asked_for_its_nodes(
 
     assert any(f.level == ERROR and "does not answer" in f.text for f in findings)
     assert not any("registered" in finding.text for finding in findings)
+    assert not any("admits nodes only" in finding.text for finding in findings)
 
 
 def test_nodes_that_cannot_be_listed_are_an_error_not_none(
