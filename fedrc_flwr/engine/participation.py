@@ -65,7 +65,8 @@ class FederationSettings:
     )
     quorum: float = key(
         1.0,
-        "A round closes as soon as this fraction of the sampled clients has replied. Those that "
+        "A round closes as soon as this fraction of the sampled clients, rounded up, has replied "
+        "(0.7 of three clients are three, 0.6 are two). Those that "
         "are late go on, are not asked again in the meantime, and count in the round in which "
         "their reply arrives: an update that is n rounds old is multiplied by 1/sqrt(1+n). 1: a "
         "round waits for everybody, and late replies do not count.",

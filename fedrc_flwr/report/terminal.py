@@ -82,8 +82,15 @@ def round_line(event: Event, rounds: int) -> str:
     if event.get("removed"):
         parts.append("removed " + ", ".join(str(c) for c in event["removed"]))
     parts += [f"merged {gone} into {stays}" for gone, stays in event.get("merged", [])]
-    if event.get("failed"):
-        parts.append("without " + ", ".join(sorted(event["failed"])))
+    failed = event.get("failed", {})
+    sampled, replied = event.get("sampled", 0), event.get("replied", 0)
+    if replied + len(failed) < sampled:  # with a quorum: the others still may
+        parts.append(f"{replied} of {sampled} replied")
+    if event.get("late"):
+        late = sorted(event["late"].items())
+        parts.append("late " + ", ".join(f"{name} ({counted(age, 'round')})" for name, age in late))
+    if failed:
+        parts.append("without " + ", ".join(sorted(failed)))
     if event.get("quarantined"):
         parts.append("in quarantine " + ", ".join(event["quarantined"]))
     if event.get("epsilon") is not None:

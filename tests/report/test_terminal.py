@@ -46,12 +46,20 @@ def test_plain_round_is_one_line() -> None:
         ({"removed": [2, 4]}, "removed 2, 4"),
         ({"merged": [[1, 0], [5, 3]]}, "merged 1 into 0  merged 5 into 3"),
         ({"failed": {"b": "late", "a": "NaN"}}, "without a, b"),
+        ({"sampled": 3, "replied": 2, "failed": {}}, "2 of 3 replied"),
+        ({"late": {"b": 5, "a": 1}}, "late a (1 round), b (5 rounds)"),
         ({"epsilon": 3.14159}, "epsilon 3.14"),
     ],
 )
 def test_line_says_what_else_happened(more: dict[str, Any], text: str) -> None:
     assert text in round_line({**EVENT, **more}, rounds=10)
     assert text not in round_line(EVENT, rounds=10)
+
+
+def test_those_who_failed_are_not_counted_as_outstanding() -> None:
+    told = {**EVENT, "sampled": 3, "replied": 2, "failed": {"b": "NaN"}}
+
+    assert "replied" not in round_line(told, rounds=10)
 
 
 def test_what_was_found_is_said_below_the_round() -> None:
