@@ -194,21 +194,16 @@ def measured(way: str, rounds: int, network: str) -> tuple[float, float, float]:
     command = [sys.executable, __file__, "--way", way, "--long", str(rounds), "--network", network]
     path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    run = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    assert run.stderr is not None
-    with run.stderr:
-        os.set_blocking(run.stderr.fileno(), False)
-        said = ""
+    with tempfile.TemporaryFile("w+") as said:
+        run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
         while run.poll() is None:
             largest = max(largest, held(mark))
-            said += run.stderr.read() or ""
             time.sleep(0.5)
-        said += run.stderr.read() or ""
+        said.seek(0)
+        told = said.read()
     took = time.monotonic() - started
     if run.returncode:
-        raise SystemExit(f"{way} failed:\n{said[-3000:]}")
+        raise SystemExit(f"{way} failed:\n{told[-3000:]}")
     try:
         while True:  # daemons that outlive the run have become children of this process
             os.waitpid(-1, 0)
