@@ -36,7 +36,7 @@ from fedrc_flwr import __version__, flower
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.flower import Tls
 from server_app.names import REGISTRY
-from server_app.shelf import SHELF
+from server_app.shelf import LARGEST, SHELF
 
 INNER_DAYS = 730
 #: How long the executor of ServerApps waits for a SuperLink that is being started.
@@ -87,6 +87,7 @@ def launch_serverapp(path: Path) -> None:
     gate = {} if file.insecure else {REGISTRY: str(file.nodes)}
     if gate and file.database_file is not None:
         gate[SHELF] = str(file.objects)
+    gate[LARGEST] = str(file.largest_reply * 10**6)
     _become(serverapp_command(file), cwd=file.outputs, **gate)
 
 

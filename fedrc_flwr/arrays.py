@@ -103,20 +103,27 @@ def pieces_of(deflatable: Any) -> tuple[Any, ...]:
     return deflatable.pieces() if isinstance(deflatable, Chunk) else (deflatable.deflate(),)
 
 
-def joined(contents: Mapping[str, bytes]) -> dict[str, InflatableObject]:
+def joined(contents: Mapping[str, bytes], most: float = math.inf) -> dict[str, InflatableObject]:
     """The arrays among the objects of a message, for Flower's ``inflate_object_from_contents``.
 
-    Flower itself copies the bytes of an array three times.
+    Flower itself copies the bytes of an array three times. A chunk may occur in an array any number
+    of times, so a small message can become a large one: of more than ``most`` bytes it is refused.
     """
     arrays: dict[str, InflatableObject] = {}
+    size = 0
     for name, content in contents.items():
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == Array.__qualname__:
             about = json.loads(get_object_body(content, Array))
-            chunks = [contents[children[place]] for place in about["arraychunk_ids"]]
+            chunks, places = [contents[child] for child in children], about["arraychunk_ids"]
             bodies = [memoryview(c)[c.index(_AFTER) + len(_AFTER) :] for c in chunks]
+            size += sum(len(bodies[place]) for place in places)
+            if size > most:
+                raise WireError(f"its arrays have {size} bytes, expected at most {most:.0f}")
             shape = tuple(about["shape"])
-            arrays[name] = Array(about["dtype"], shape, about["stype"], b"".join(bodies))
+            arrays[name] = Array(
+                about["dtype"], shape, about["stype"], b"".join(bodies[p] for p in places)
+            )
     return arrays
 
 

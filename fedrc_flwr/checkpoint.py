@@ -322,7 +322,12 @@ def _newest_first(directory: Path) -> Iterator[Path]:
 
 
 def _prune(directory: Path, newest: int, keep: int) -> None:
-    """Delete files of rounds after ``newest``, and all but ``keep`` of the others."""
+    """Delete files of rounds after ``newest``, and all but ``keep`` of the others.
+
+    Also what is left of files that were being written when the process was killed.
+    """
+    for unfinished in directory.glob(".round-*.tmp.safetensors"):
+        unfinished.unlink(missing_ok=True)
     paths = list(_newest_first(directory))
     later = [path for path in paths if _round_of(path) > newest]
     for path in later + paths[len(later) + keep :]:

@@ -6,6 +6,8 @@ are pushed and pulled as Flower does it.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Collection
 from logging import WARNING
 from typing import Any, cast
@@ -32,7 +34,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedrc_flwr.arrays import joined, pieces_of
-from server_app.shelf import Shelf
+from server_app.shelf import LARGEST, Shelf
 
 #: Seconds until a part that is missing is asked for again: at first, and at most.
 FIRST_RETRY, LONGEST_RETRY = 0.05, 0.5
@@ -121,7 +123,7 @@ def fetched(
     if shelf is not None:
         shelf.drop(message)
     try:
-        arrays = joined(contents)
+        arrays = joined(contents, float(os.environ.get(LARGEST, math.inf)))
         reply = cast(Message, inflate_object_from_contents(identity, contents, objects=arrays))
     except Exception as error:  # a node may send anything
         log(WARNING, "a reply cannot be read: %r", error)

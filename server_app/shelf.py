@@ -29,6 +29,7 @@ from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 from fedrc_flwr.files import write_pieces
 
 SHELF = "FEDRC_OBJECTS"  # names the directory in the environment
+LARGEST = "FEDRC_LARGEST_REPLY"  # names the bytes of the largest reply there
 POSTED, ARRIVED, MIXED = "posted", "arrived", ".mixed"
 _CONTENT = bytes([PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number << 3 | 2])
 

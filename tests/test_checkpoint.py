@@ -495,6 +495,17 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     assert names == [f"round-{r:06d}.safetensors" for r in range(6 - keep, 6)]
 
 
+def test_what_a_killed_process_was_writing_is_deleted(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "round-000001.safetensors") as beside:
+        beside.rename(left := beside.with_name(beside.name.replace(str(os.getpid()), "1")))
+        beside.touch()
+
+    save_checkpoint(tmp_path, checkpoint_of(bare_state(2)), keep=1)
+
+    assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000002.safetensors"]
+
+
 # --- power loss ---------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from loopback import (
 
 from deploy import launch as launch_module
 from deploy.certificates import create_node_key, is_signed_by, load_certificate
+from deploy.files import SuperLinkFile
 from deploy.findings import ERROR, OK, WARNING, Finding
 from deploy.gate import run as gate
 from deploy.launch import (
@@ -276,6 +277,7 @@ def test_the_executor_becomes_flowers_program_among_the_outputs(
     assert directory == tmp_path / "outputs"
     assert environment["FEDRC_NODES"] == str(tmp_path / "state" / "nodes.json")
     assert environment["FEDRC_OBJECTS"] == str(tmp_path / "state" / "objects")
+    assert float(environment["FEDRC_LARGEST_REPLY"]) == SuperLinkFile.largest_reply * 10**6
 
 
 def test_the_executor_waits_for_a_superlink_that_is_being_started(

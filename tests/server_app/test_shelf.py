@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from fedrc_flwr.arrays import PackedArray
 from server_app import fetching
-from server_app.shelf import MIXED, POSTED, SHELF, Shelf, down, pull_answer, signals, up
+from server_app.shelf import LARGEST, MIXED, POSTED, SHELF, Shelf, down, pull_answer, signals, up
 
 RUN = 12345
 
@@ -155,6 +155,21 @@ def test_a_reply_that_cannot_be_read_never_arrived(shelf: Shelf) -> None:
     lay(shelf, name, dict.fromkeys(objects, b"no object of Flower's"))
 
     assert fetching.fetched(Flower(), name, (name, tree), lambda: False, shelf) is None  # type: ignore[arg-type]
+
+
+def test_a_reply_that_becomes_far_larger_than_what_was_sent_is_not_put_together(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ArrayRecord()
+    record["x"] = PackedArray([np.zeros(40_000_000, dtype=np.uint32)])  # equal chunks, sent once
+    name, tree, objects = objects_of(Message(RecordDict({"arrays": record}), 1, MessageType.TRAIN))
+    assert sum(map(len, objects.values())) < 20e6
+
+    for most, taken in ((200e6, True), (100e6, False)):
+        lay(shelf, name, objects)
+        monkeypatch.setenv(LARGEST, str(most))
+        reply = fetching.fetched(Flower(), name, (name, tree), lambda: False, shelf)  # type: ignore[arg-type]
+        assert (reply is not None) == taken
 
 
 def test_flower_is_not_asked_about_a_reply_that_is_still_being_left_here(shelf: Shelf) -> None:
