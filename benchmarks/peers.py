@@ -14,7 +14,6 @@ memory is the largest sum of their proportional set sizes.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.util
 import os
 import subprocess
@@ -40,7 +39,7 @@ from fedrc_flwr.simulation import simulate
 
 CLIENTS, SAMPLES, BATCH, RATE = 30, 200, 32, 0.05
 MARK = "FEDRC_PEERS"
-PR_SET_CHILD_SUBREAPER = 36
+POLL = 0.2  # seconds
 #: How the ways are called in the table, and the one that each is compared with.
 WAYS = {
     "pfl": ("pfl-research, one process", "pfl"),
@@ -189,7 +188,7 @@ def as_way(way: str, rounds: int, network: str) -> None:
 
 def measured(way: str, rounds: int, network: str) -> tuple[float, float, float]:
     """Seconds, processor seconds and megabytes of a run, and of everything that it starts."""
-    before, started, largest = os.times(), time.monotonic(), 0.0
+    started, largest, work = time.monotonic(), 0.0, {}
     mark = f"{way}-{time.monotonic_ns()}"
     command = [sys.executable, __file__, "--way", way, "--long", str(rounds), "--network", network]
     path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
@@ -197,33 +196,28 @@ def measured(way: str, rounds: int, network: str) -> tuple[float, float, float]:
     with tempfile.TemporaryFile("w+") as said:
         run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
         while run.poll() is None:
-            largest = max(largest, held(mark))
-            time.sleep(0.5)
+            memory, used = taken(mark)
+            largest, work = max(largest, memory), work | used
+            time.sleep(POLL)
+        took = time.monotonic() - started
         said.seek(0)
         told = said.read()
-    took = time.monotonic() - started
     if run.returncode:
         raise SystemExit(f"{way} failed:\n{told[-3000:]}")
-    try:
-        while True:  # daemons that outlive the run have become children of this process
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        pass
-    after = os.times()
-    used = after.children_user + after.children_system
-    return took, used - before.children_user - before.children_system, largest / 1e6
+    return took, sum(work.values()), largest / 1e6
 
 
-def held(mark: str) -> float:
-    """The memory of all processes of a run, shared pages divided among them."""
-    total = 0.0
+def taken(mark: str) -> tuple[float, dict[int, float]]:
+    """A run's memory, shared pages divided among its processes, and their processor seconds."""
+    memory, work = 0.0, {}
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark:
-                total += process.memory_full_info().pss
+                memory += process.memory_full_info().pss
+                work[process.pid] = sum(process.cpu_times()[:2])
         except psutil.Error:
             continue
-    return total
+    return memory, work
 
 
 def main() -> None:
@@ -240,7 +234,6 @@ def main() -> None:
 
         peers.as_way(given.way, given.long, given.network)
         return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     ways = given.ways.split(",")
     if importlib.util.find_spec("pfl") is None:
         print("pfl-research is left out: `pip install pfl` installs it")

@@ -8,6 +8,10 @@ dropped. Memory is that of a few more models, however many clients there are.
 
 Half of a cluster's members would have to send false updates to move its median beyond the lengths
 that honest members send.
+
+One or two members are too few to tell whose length is usual. Where one of two was away for long,
+the other's model has settled without it, and an honest update is many times as long. It is scaled
+down to what is accepted anyway, and only what no training gives is refused.
 """
 
 from __future__ import annotations
@@ -117,7 +121,9 @@ class Screening:
             if level == 0:
                 continue
             longest = max(ratios[name] for name in names)
-            far = [name for name in names if ratios[name] > REFUSED * self.multiple]
+            few = level < LEVELS and any(self._among_few(name, usual) for name in names)
+            limit = math.inf if few else REFUSED * self.multiple
+            far = [name for name in names if ratios[name] > limit]
             for name in far:
                 refused[name] = self._reason(name, ratios[name], usual)
                 del clipped[name]
@@ -125,12 +131,22 @@ class Screening:
                 factors[level] = 0.0
             elif longest > LEVEL_MULTIPLE * self.multiple:
                 # Whatever else is on the level is scaled down with the longest update on it.
-                factors[level] = LEVEL_MULTIPLE * self.multiple / longest
+                factors[level] = (1.0 if few else LEVEL_MULTIPLE) * self.multiple / longest
         return Verdict(refused, clipped, factors, usual)
 
-    def _reason(self, name: str, ratio: float, usual: Mapping[int, float]) -> str:
+    def _among_few(self, name: str, usual: Mapping[int, float]) -> bool:
+        """Whether the median by which a client's update is too long is that of one or two."""
+        worst = self._worst(name, usual)
+        sent = sum(1 for n, v in self._lengths.items() if v.get(worst) and self._homes[n] == worst)
+        return worst != BODY and sent < FEW
+
+    def _worst(self, name: str, usual: Mapping[int, float]) -> int:
+        """The cluster of which a client's update is longest, measured by its median."""
         lengths = self._lengths[name]
-        worst = max((c for c in lengths if c in usual), key=lambda c: lengths[c] / usual[c])
+        return max((c for c in lengths if c in usual), key=lambda c: lengths[c] / usual[c])
+
+    def _reason(self, name: str, ratio: float, usual: Mapping[int, float]) -> str:
+        lengths, worst = self._lengths[name], self._worst(name, usual)
         where = "the shared body" if worst == BODY else f"cluster {worst}"
         return (
             f"its update of {where} has a norm of {lengths[worst]:.3g}, {ratio:.3g} times the "

@@ -99,6 +99,27 @@ def test_fewer_than_half_cannot_hide(honest: list[float], norm: float, known: bo
     assert set(verdict.refused) == set(false)
 
 
+def test_one_of_two_who_was_away_is_scaled_down_and_not_refused() -> None:
+    # 22 times the median is refused among many. Of two, nobody knows who is the unusual one.
+    many = screened({"a": 1.0, "b": 1.0, "c": 1.0, "away": 22.0}, {0: 1.0}).verdict()
+    two = screened({"a": 1.0, "away": 22.0}, {0: 1.0})
+    verdict = two.verdict()
+    level, factors = Screening({0: 1.0}, 1.5).take("away", {0: 22.0}, home=0)
+
+    assert set(many.refused) == {"away"}
+    assert not verdict.refused
+    assert verdict.clipped == {"away": 22.0}
+    assert factors == {}
+    assert 22.0 * verdict.factors[level] == pytest.approx(1.5)  # as long as any update may be
+
+
+def test_what_no_training_gives_is_refused_among_two_as_well() -> None:
+    verdict = screened({"a": 1.0, "b": 1e30}, {0: 1.0}).verdict()
+
+    assert set(verdict.refused) == {"b"}
+    assert verdict.factors[LEVELS] == 0.0
+
+
 def test_members_are_those_whose_samples_are_mostly_there() -> None:
     # Others train the cluster a little; their short updates do not make a member's too long
     screening = Screening({0: 1.0}, 1.5)
