@@ -22,6 +22,7 @@ from fedrc_flwr import __version__
 from fedrc_flwr.bank import choose_device
 from fedrc_flwr.checkpoint import KEPT_STATES, pack_client, unpack_client
 from fedrc_flwr.config import RunConfig, build_algorithm, from_flower
+from fedrc_flwr.data.own import own_facts
 from fedrc_flwr.data.scenario import (
     TRAIN,
     ClientData,
@@ -42,7 +43,8 @@ from fedrc_flwr.state import ClientState
 
 #: Memory for clients' samples per process; a quarter of the machine's for all processes.
 KEPT_BYTES = psutil.virtual_memory().total // 4 // usable_cores()
-_kept: OrderedDict[tuple[DataSettings, int, int, str, str, str], ClientData] = OrderedDict()
+_Given = tuple[DataSettings, int, int, str, str, str]
+_kept: OrderedDict[tuple[_Given, tuple[int, ...]], ClientData] = OrderedDict()
 
 
 def run_of(context: Context) -> RunConfig:
@@ -205,11 +207,14 @@ def _client_data(
 ) -> ClientData:
     """A client's part of the scenario, or the node's own file if it names one.
 
-    Data is cached while there is room; the least recently used is dropped first.
+    Data is cached while there is room; the least recently used is dropped first. A file that has
+    changed since is read again.
     """
-    key = (settings, seed, index, own_folder, own_data, role)
+    given = (settings, seed, index, own_folder, own_data, role)
+    file = replace(settings, dataset=own_data, directory="") if own_data else settings
+    key = (given, tuple(own_facts(file)))
     if key not in _kept:
-        _kept[key] = _built(*key)
+        _kept[key] = _built(*given)
         while len(_kept) > 1 and sum(map(_size, _kept.values())) > KEPT_BYTES:
             _kept.popitem(last=False)
     _kept.move_to_end(key)

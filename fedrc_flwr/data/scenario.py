@@ -18,7 +18,7 @@ from fedrc_flwr.data.base import Dataset, as_floats
 from fedrc_flwr.data.concepts import assign_concepts, concept_map, draw_concepts, flip_labels
 from fedrc_flwr.data.corruptions import corrupt, styles_for
 from fedrc_flwr.data.datasets import DATASETS, load_dataset
-from fedrc_flwr.data.own import ON_NODES, is_on_nodes, own_spec
+from fedrc_flwr.data.own import ON_NODES, is_on_nodes, own_facts, own_spec
 from fedrc_flwr.data.partition import split_samples
 from fedrc_flwr.data.schema import plain_schema
 from fedrc_flwr.data.settings import USUAL_CLIENTS, DataSettings
@@ -295,9 +295,13 @@ class Scenario:
         return self._plan
 
 
-@lru_cache(maxsize=2)
 def scenario_of(settings: DataSettings, seed: int) -> Scenario:
-    """The scenario of these settings, built once per process."""
+    """The scenario of these settings, built once per process and again if the file has changed."""
+    return _scenario(settings, seed, tuple(own_facts(settings)))
+
+
+@lru_cache(maxsize=2)
+def _scenario(settings: DataSettings, seed: int, facts: tuple[int, ...]) -> Scenario:
     return Scenario(settings, seed)
 
 

@@ -66,6 +66,20 @@ def test_prepared_samples_follow_the_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").glob("prepared-*"))) == 2
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_file_that_changed_under_a_running_node_is_read_again(
+    tmp_path: Path, prepared: bool
+) -> None:
+    keys = {"state_dir": str(tmp_path / "state")} if prepared else {}
+    first = data_of(dataset=write(tmp_path / "own.npz"), **keys)
+    same = data_of(dataset=str(tmp_path / "own.npz"), **keys)
+
+    second = data_of(dataset=write(tmp_path / "own.npz", samples=40), **keys)
+
+    assert (len(first.fit), len(second.fit)) == (18, 36)
+    assert same.fit.inputs is first.fit.inputs  # nothing is read twice
+
+
 def test_node_without_data_is_told_what_to_add() -> None:
     with pytest.raises(DataError, match="names none: add a line `data: FILE`") as caught:
         data_of(role="train")
