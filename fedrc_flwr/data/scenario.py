@@ -123,23 +123,20 @@ class Scenario:
 
     def smaller(self, scale: float) -> dict[str, int]:
         """The keys of the same federation with fewer clients of the same size."""
-        settings = self.settings
         if self.grouped:
             return {}
-        size = settings.samples_per_client
+        settings, size = self.settings, self.settings.samples_per_client
         if not size and settings.split != "dirichlet-by-class":
-            outline = self.outline(0)
-            size = outline.fit + outline.test
-        fewest = 2 * len(settings.shares())
-        clients = min(self.clients, max(math.ceil(self.clients * scale), fewest))
-        return {"data.clients": clients, "data.samples-per-client": size}
+            size = self.outline(0).fit + self.outline(0).test
+        least = max(math.ceil(self.clients * scale), 2 * len(settings.shares()))
+        return {"data.clients": min(self.clients, least), "data.samples-per-client": size}
 
     def sizes(self) -> tuple[int, int]:
         """About how many samples a training client and an observer have, without any file."""
         train, test = self._spec.samples
         if not train:
-            outlines = [self.outline(index) for index in (0, len(self) - 1)]
-            return len(outlines[0].labels), len(outlines[1].labels) if self.observers else 0
+            first, last = self.outline(0), self.outline(len(self) - 1)
+            return len(first.labels), len(last.labels) if self.observers else 0
         each = train * self.settings.copies // self.clients
         return self.settings.samples_per_client or each, test // self._spec.test_sets
 
