@@ -121,9 +121,9 @@ class Screening:
             if level == 0:
                 continue
             longest = max(ratios[name] for name in names)
-            few = level < LEVELS and any(self._among_few(name, usual) for name in names)
-            limit = math.inf if few else REFUSED * self.multiple
-            far = [name for name in names if ratios[name] > limit]
+            too_long = [name for name in names if ratios[name] > REFUSED * self.multiple]
+            spared = [n for n in too_long if level < LEVELS and self._among_few(n, usual)]
+            far = [name for name in too_long if name not in spared]
             for name in far:
                 refused[name] = self._reason(name, ratios[name], usual)
                 del clipped[name]
@@ -131,14 +131,18 @@ class Screening:
                 factors[level] = 0.0
             elif longest > LEVEL_MULTIPLE * self.multiple:
                 # Whatever else is on the level is scaled down with the longest update on it.
-                factors[level] = (1.0 if few else LEVEL_MULTIPLE) * self.multiple / longest
+                factors[level] = (1.0 if spared else LEVEL_MULTIPLE) * self.multiple / longest
         return Verdict(refused, clipped, factors, usual)
 
     def _among_few(self, name: str, usual: Mapping[int, float]) -> bool:
         """Whether the median by which a client's update is too long is that of one or two."""
-        worst = self._worst(name, usual)
-        sent = sum(1 for n, v in self._lengths.items() if v.get(worst) and self._homes[n] == worst)
-        return worst != BODY and sent < FEW
+        return len(self._compared(self._worst(name, usual))) < FEW
+
+    def _compared(self, cluster: int) -> list[float]:
+        """The lengths whose median counts: of a cluster's members, or of everybody's updates."""
+        sent = {n: v[cluster] for n, v in self._lengths.items() if v.get(cluster)}
+        members = [v for n, v in sent.items() if cluster in (self._homes[n], BODY)]
+        return members or list(sent.values())
 
     def _worst(self, name: str, usual: Mapping[int, float]) -> int:
         """The cluster of which a client's update is longest, measured by its median."""
@@ -160,9 +164,7 @@ class Screening:
         everywhere = _lower_median(homes) if homes else math.inf
         found = {}
         for cluster in sorted({c for lengths in self._lengths.values() for c in lengths}):
-            sent = {n: v[cluster] for n, v in self._lengths.items() if v.get(cluster)}
-            members = [v for n, v in sent.items() if cluster in (self._homes[n], BODY)]
-            given = members or list(sent.values())
+            given = self._compared(cluster)
             if not given:
                 continue
             before = self.usual.get(cluster)

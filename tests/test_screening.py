@@ -113,6 +113,19 @@ def test_one_of_two_who_was_away_is_scaled_down_and_not_refused() -> None:
     assert 22.0 * verdict.factors[level] == pytest.approx(1.5)  # as long as any update may be
 
 
+def test_one_who_was_away_does_not_cover_for_an_attacker_elsewhere() -> None:
+    screening = Screening({0: 1.0, 1: 1.0}, 1.5)
+    for name, norm in {"a": 1.0, "away": 22.0}.items():
+        screening.take(name, {0: norm}, home=0)
+    for name, norm in {"c": 1.0, "d": 1.0, "e": 1.0, "attacker": 22.0}.items():
+        screening.take(name, {1: norm}, home=1)
+
+    verdict = screening.verdict()
+
+    assert set(verdict.refused) == {"attacker"}
+    assert set(verdict.clipped) == {"away"}
+
+
 def test_what_no_training_gives_is_refused_among_two_as_well() -> None:
     verdict = screened({"a": 1.0, "b": 1e30}, {0: 1.0}).verdict()
 
