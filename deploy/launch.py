@@ -35,6 +35,7 @@ from deploy.preflight import (
 from fedrc_flwr import __version__, flower
 from fedrc_flwr.errors import ConfigError
 from fedrc_flwr.flower import Tls
+from fedrc_flwr.machine import HOLDING
 from server_app.names import REGISTRY
 from server_app.shelf import LARGEST, SHELF
 
@@ -43,9 +44,6 @@ INNER_DAYS = 730
 START_SECONDS = 30.0
 #: The versions of Flower whose fleet protocol the resident node was run with: from, and below.
 TESTED_FLOWER = ((1, 41), (1, 42))
-#: Bytes up to which glibc takes a block from what it holds already, and holds on to what is free.
-#: Otherwise a network's memory is given back after every message, and is zeroed for the next one.
-HOLDING = {"MALLOC_MMAP_THRESHOLD_": f"{64 * 2**20}", "MALLOC_TRIM_THRESHOLD_": f"{256 * 2**20}"}
 
 
 def launch_superlink(path: Path) -> None:

@@ -176,7 +176,7 @@ def active_clusters(weights: Floats, settings: LocalSettings) -> list[int]:
 def kept_samples(
     bank: ModelBank, responsibilities: Floats, settings: LocalSettings
 ) -> NDArray[np.bool_] | None:
-    """Which samples each cluster is trained on, (N, K); None for all of every batch.
+    """Which samples each cluster is trained on, (N, K); None if all clusters train on all samples.
 
     Pairs of sample and cluster below the threshold contribute almost nothing to the gradient, and
     once the clusters have formed, most pairs are below it. No sample is skipped if the samples of a
@@ -185,7 +185,8 @@ def kept_samples(
     together = bank.batch_norm or bank.body is not None or settings.decorr_beta > 0
     if together or settings.skip_below == 0:
         return None
-    return responsibilities >= settings.skip_below
+    kept = responsibilities >= settings.skip_below
+    return None if kept.all() else kept
 
 
 def shuffled_batches(
@@ -220,13 +221,24 @@ def first_batch(
 
 
 def weighted_objective(
-    features: Tensor, logits: Tensor, labels: Tensor, weights: Tensor, settings: LocalSettings
+    features: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    settings: LocalSettings,
 ) -> Tensor:
-    """The mean loss of a batch, each sample times its weight, with FedDecorr's term if it is on."""
-    losses = functional.cross_entropy(logits.float(), labels, reduction="none")
-    total = (weights * losses).mean()
+    """The mean loss of a batch, each sample times its weight, with FedDecorr's term if it is on.
+
+    Without weights all samples have a weight of one.
+    """
+    if weights is None:
+        total = functional.cross_entropy(logits.float(), labels)
+    else:
+        losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+        total = (weights * losses).mean()
     if settings.decorr_beta > 0 and len(labels) > 1:
-        total = total + settings.decorr_beta * weights.mean() * decorrelation(features.float())
+        share = 1.0 if weights is None else weights.mean()
+        total = total + settings.decorr_beta * share * decorrelation(features.float())
     return total
 
 

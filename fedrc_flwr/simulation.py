@@ -31,7 +31,7 @@ from fedrc_flwr.config import RunConfig
 from fedrc_flwr.data.scenario import scenario_of
 from fedrc_flwr.engine.directory import SUPERLINK_LOG, client_states
 from fedrc_flwr.errors import ConfigError, DataError, RunError
-from fedrc_flwr.machine import usable_cores
+from fedrc_flwr.machine import HOLDING, usable_cores
 from fedrc_flwr.models import check_model
 from fedrc_flwr.report.log import METRICS, SUMMARY, Event, MetricsTail, read_json, write_json
 
@@ -161,6 +161,7 @@ class _Simulation:
         self._process: psutil.Process | None = None
         self._run_id = ""
         self._environment = {
+            **HOLDING,
             **flower.environment(),
             MARK: self._mark,
             "RAY_TMPDIR": str(home),

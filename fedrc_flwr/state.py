@@ -82,6 +82,20 @@ class ClientState:
         weights = (self.mixture_weights, self.responsibilities)
         return finite([*weights, *memory, *self.vectors.values(), *self.numbers.values()])
 
+    def is_plain(self) -> bool:
+        """Whether it has nothing but mixture weights."""
+        return self.moments is None and self.responsibilities is None and not self.vectors
+
+    def is_repeated(self, later: ClientState) -> bool:
+        """Whether a plain state of a later round is the same."""
+        return (
+            self.is_plain()
+            and later.is_plain()
+            and self.clusters == later.clusters
+            and np.array_equal(self.mixture_weights, later.mixture_weights)
+            and (self.releases, self.numbers) == (later.releases, later.numbers)
+        )
+
     def moved_to(self, membership: Membership) -> ClientState:
         """The same state over the current clusters (the paper's Algorithm 2).
 

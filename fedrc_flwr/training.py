@@ -32,10 +32,15 @@ WORTH_KEEPING = 2 / 3
 
 @dataclass(frozen=True)
 class Deltas:
-    """What local training changed; a cluster that was not trained is absent."""
+    """What local training changed; a cluster that was not trained is absent.
+
+    ``logits``, (N, C), are those of every sample when it was first trained on, if they were asked
+    for.
+    """
 
     clusters: dict[int, Vector]
     body: Vector | None
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ def train(
     settings: LocalSettings,
     rng: np.random.Generator,
     first_pass: FirstPass | None = None,
+    keep_logits: bool = False,
 ) -> Deltas:
     """Local SGD of the active clusters on ``mean_j responsibilities[j, k] * f(x_j, y_j, theta_k)``.
 
@@ -147,6 +153,7 @@ def train(
     responsibilities : (N, K)
     active : positions of the clusters to train
     first_pass : what ``score`` kept for the same samples and networks
+    keep_logits : whether to return the logits of the only cluster, which then trains on all samples
     """
     if not active:
         return Deltas({}, None)
@@ -154,7 +161,9 @@ def train(
     order = None if first_pass is None else first_pass.order
     batches = list(shuffled_batches(len(labels), settings, rng, bank.batch_norm, order))
     weights = torch.from_numpy(responsibilities).to(bank.device, torch.float32)
-    kept = kept_samples(bank, responsibilities, settings)
+    kept = None if keep_logits else kept_samples(bank, responsibilities, settings)
+    equal = kept is None and bool((responsibilities == 1.0).all())
+    seen: list[Tensor] = []
     clusters: dict[int, Vector] = {}
     body = None
     # One cluster after another, so that a CPU's cache holds one network at a time; clusters that
@@ -174,9 +183,12 @@ def train(
             outputs = first_pass.outputs if first_pass is not None and number == 0 else None
             rows = torch.from_numpy(batch).to(bank.device)
             if kept is None:
-                _backward_together(
-                    bank, inputs[rows], labels[rows], weights[rows], group, settings, outputs
+                own = None if equal else weights[rows]
+                logits = _backward_together(
+                    bank, inputs.index_select(0, rows), labels[rows], own, group, settings, outputs
                 )
+                if keep_logits:
+                    seen.append(logits[0].detach())
             else:
                 mask = kept[batch, group[0]]
                 _backward_some(bank, inputs, labels, weights, rows, mask, group[0], settings,
@@ -187,7 +199,14 @@ def train(
         if bank.body is not None:
             body = changed.pop()
         clusters |= zip(group, changed, strict=True)
-    return Deltas(clusters, body)
+    return Deltas(clusters, body, _in_order(seen, batches, len(labels)) if keep_logits else None)
+
+
+def _in_order(logits: list[Tensor], batches: list[NDArray[np.int64]], samples: int) -> Tensor:
+    """The logits of the first epoch's batches, as the samples are ordered."""
+    order = torch.from_numpy(np.concatenate(batches)[:samples]).to(logits[0].device)
+    first = torch.cat(logits)[:samples].float()
+    return torch.empty_like(first).index_copy_(0, order, first)
 
 
 def batch_gradients(
@@ -229,15 +248,16 @@ def _backward(
     bank: ModelBank,
     inputs: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     k: int,
     settings: LocalSettings,
-) -> None:
-    """Add the gradient of one cluster's objective to its module's."""
+) -> Tensor:
+    """Add the gradient of one cluster's objective to its module's, and return the logits."""
     with bank.precision():
         for features, logits in bank.features_and_logits(inputs, [k]):
             objective = weighted_objective(features, logits, labels, weights, settings)
     torch.autograd.backward(objective)
+    return logits
 
 
 def _backward_some(
@@ -265,26 +285,27 @@ def _backward_together(
     bank: ModelBank,
     inputs: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     active: list[int],
     settings: LocalSettings,
     outputs: list[tuple[Tensor, Tensor]] | None,
-) -> None:
-    """Add the gradients of all active clusters; a shared body needs one pass for all.
+) -> list[Tensor]:
+    """Add the gradients of all active clusters, and return their logits.
 
-    ``outputs`` are those of all clusters on this batch, if they were computed already.
+    A shared body needs one pass for all. ``outputs`` are those of all clusters on this batch, if
+    they were computed already. Without ``weights`` all samples have a weight of one everywhere.
     """
+    own = {k: None if weights is None else weights[:, k] for k in active}
     if bank.body is None and outputs is None:
-        for k in active:
-            _backward(bank, inputs, labels, weights[:, k], k, settings)
-        return
+        return [_backward(bank, inputs, labels, own[k], k, settings) for k in active]
     with bank.precision():
         if outputs is None:
             passed = list(bank.features_and_logits(inputs, active))
         else:
             passed = [outputs[k] for k in active]
         terms = [
-            weighted_objective(features, logits, labels, weights[:, k], settings)
+            weighted_objective(features, logits, labels, own[k], settings)
             for k, (features, logits) in zip(active, passed, strict=True)
         ]
     torch.autograd.backward(torch.stack(terms).sum())
+    return [logits for _, logits in passed]

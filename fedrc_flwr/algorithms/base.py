@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional
 
 from fedrc_flwr import adaptive, em, privacy
 from fedrc_flwr.aggregation import BODY
@@ -42,7 +43,7 @@ class ClusteredAlgorithm(ServerHalf):
     A subclass in a module of this package is found by its ``name``, with its ``Settings``.
     """
 
-    #: Whether local training starts from the networks that the E-step scored.
+    #: Whether ``maximisation`` trains the networks that the E-step scored, from where they are.
     trains_scored: ClassVar[bool] = False
 
     # --- the part in which algorithms differ -----------------------------------------------------
@@ -74,8 +75,10 @@ class ClusteredAlgorithm(ServerHalf):
             active = list(range(weights.shape[1]))
         weights = weights * step.emphasis(settings)
         deltas = train(
-            client.bank, inputs, labels, weights, active, settings, client.rng, client.first_pass
-        )
+            client.bank, inputs, labels, weights, active, settings, client.rng, client.first_pass,
+            client.alone,
+        )  # fmt: skip
+        client.logits = deltas.logits
         updates = dict(deltas.clusters)
         if deltas.body is not None:
             updates[BODY] = deltas.body
@@ -102,8 +105,12 @@ class ClusteredAlgorithm(ServerHalf):
             client.bank.load([own], None)
         else:
             client.bank.load(broadcast.models, broadcast.body)
-        clusters = len(broadcast.models)
-        if self.trains_scored:
+        clusters, phase = len(broadcast.models), broadcast.phase
+        alone = clusters == 1 and not (phase.listens or phase.compares)
+        client.alone = alone and self.trains_scored
+        if client.alone:
+            log_probs = inputs.new_zeros(len(labels), 1, client.classes)
+        elif self.trains_scored:
             settings = self.local_settings(len(client.fit))
             log_probs, client.first_pass = score(
                 client.bank, inputs, clusters, settings, client.rng
@@ -118,8 +125,12 @@ class ClusteredAlgorithm(ServerHalf):
         state = replace(state, round=broadcast.round)
         step = Step(broadcast, state, client, losses)
         updates: dict[int, Vector] = {}
-        if not broadcast.phase.listens:
+        if not phase.listens:
             updates, state = self.maximisation(step, responsibilities)
+        if client.logits is not None:
+            log_probs = functional.log_softmax(client.logits, dim=1)[:, None]
+            losses = losses_of(log_probs, labels)
+            self._check_finite(finite([losses]), broadcast.round, "the losses while training")
         step = replace(step, state=state)
         counts, table, state = self._statistics(responsibilities, step)
         weights = state.mixture_weights

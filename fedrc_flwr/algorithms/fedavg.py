@@ -20,6 +20,7 @@ class FedAvg(ClusteredAlgorithm):
     name = "fedavg"
     title = "FedAvg"
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
+    trains_scored = True
 
     def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """All samples to the one model."""

@@ -40,6 +40,7 @@ class LocalOnly(FedAvg):
     Settings = LocalOnlySettings
     settings: LocalOnlySettings
     is_personal = True
+    trains_scored = False
 
     @classmethod
     def server_settings(cls, configured: ServerSettings) -> ServerSettings:

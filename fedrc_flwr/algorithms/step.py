@@ -36,6 +36,8 @@ class ClientRuntime:
     noise_rng: np.random.Generator = field(default_factory=privacy.secret_generator)
     confusion: bool = False
     first_pass: FirstPass | None = None  # forward pass of the E-step, if training reuses it
+    alone: bool = False  # whether there is one model, so that no E-step needs a pass of its own
+    logits: Tensor | None = None  # of that model, on each sample when it was first trained on
 
     def tensors(self, split: Split) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device."""
@@ -47,7 +49,8 @@ class ClientRuntime:
 class Step:
     """What a client works with in a round of training.
 
-    ``losses`` are those of the broadcast's networks on the fit part, (N, K).
+    ``losses`` are those of the broadcast's networks on the fit part, (N, K); zeros where there is
+    one network, which gets all samples whatever its losses are.
     """
 
     broadcast: Broadcast

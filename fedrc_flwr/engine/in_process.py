@@ -36,12 +36,47 @@ from fedrc_flwr.engine.rounds import Rounds
 from fedrc_flwr.engine.run import Run, initial_models
 from fedrc_flwr.errors import FedRCError
 from fedrc_flwr.layout import Vector
+from fedrc_flwr.machine import hold_memory
 from fedrc_flwr.metrics import Evaluation
 from fedrc_flwr.report.log import Event
+from fedrc_flwr.state import ClientState
 from fedrc_flwr.transport import FLOAT32, as_it_arrives
 
 #: Numbers of a network below which one thread is faster than several.
 SMALL_NETWORK = 1_000_000
+
+
+class UnchangedStates(DiskStates):
+    """States on disk, of a client that nobody else writes: what stays the same is written once.
+
+    The state of a client that has its one model never changes. An older file with the same content
+    then stands for those of later rounds.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        # All clients are lost together with the server: its own checkpoint is what must last.
+        super().__init__(directory, keep, durable=False)
+        self._last: ClientState | None = None
+        self._releases: int | None = None
+
+    def load(self, before_round: int) -> ClientState | None:
+        """The newest state from before a round."""
+        last = self._last
+        return last if last and last.round < before_round else super().load(before_round)
+
+    def releases(self) -> int:
+        """How many noisy statistics have been sent."""
+        if self._releases is None:
+            self._releases = super().releases()
+        return self._releases
+
+    def save(self, state: ClientState) -> None:
+        """Write the state, unless nothing but its round is new."""
+        last = self._last
+        if last is None or state.round <= last.round or not last.is_repeated(state):
+            super().save(state)
+        self._last = state if state.is_plain() else None
+        self._releases = max(self.releases(), state.releases)
 
 
 class InProcess:
@@ -174,9 +209,9 @@ def run_in_process(
     folder, keep = client_states(directory), config.run.states_to_keep()
 
     def states(name: str) -> States:
-        # All clients are lost together with the server: its own checkpoint is what must last.
-        return DiskStates(state_folder(folder, directory.name, name), keep, durable=False)
+        return UnchangedStates(state_folder(folder, directory.name, name), keep)
 
+    hold_memory()
     clients = list(participants(config, states))  # what cannot run writes nothing
     run = Run(config, directory)
     carrier = InProcess(clients, run.rounds)

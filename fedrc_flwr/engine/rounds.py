@@ -275,6 +275,7 @@ class Rounds:
         ``asked`` is how many of the sampled clients were asked, if some are busy.
         """
         result, answered = self.algorithm.begin_round(self.state), []
+        most = self._most_samples()
         directions = self.algorithm.directions(self.state, self.secret)
         ages: dict[str, int] = {}
         for name, reply in replies:
@@ -282,7 +283,7 @@ class Rounds:
             ages |= {name: reply.age} if reply.age else {}
             self.progress.answered(name)
             with self.progress.phase(AGGREGATION):
-                self._receive(result, directions, name, reply)
+                self._receive(result, directions, name, reply, most)
         with self.progress.phase(AGGREGATION):
             needed = self.settings.needed(sampled, asked)
             if (metrics := self._settled(number, result, sampled, needed)) is None:
@@ -327,9 +328,12 @@ class Rounds:
         return metrics | {"epsilon": self.algorithm.epsilon(state)}
 
     def _receive(
-        self, result: RoundResult, directions: Directions, name: str, reply: Reply
+        self, result: RoundResult, directions: Directions, name: str, reply: Reply, most: int
     ) -> None:
-        """Fold one reply into the round, unless no honest client could have sent it."""
+        """Fold one reply into the round, unless no honest client could have sent it.
+
+        ``most`` is what a client counts as at most.
+        """
         samples = self._enrolled.get(name, self.state.clients[name].samples)
         reason = bounds.problem(reply, samples)
         if reason is not None:
@@ -339,7 +343,7 @@ class Rounds:
             # Its statistics place it in a cluster, where the others show whether it was wronged.
             self.fail(name, reason)
             reply = reply.without_updates()
-        reply = reply.capped(self._most_samples())
+        reply = reply.capped(most)
         reply = result.expect(name, reply, self.state.clusters).discounted()
         with np.errstate(over="ignore", invalid="ignore"):  # see ServerState.is_finite
             self.algorithm.receive(self.state, result, name, reply)

@@ -24,7 +24,7 @@ class Blocked(nn.Sequential):
     def forward(self, images: Tensor) -> Tensor:
         """The output of the layers for images (N, C, H, W)."""
         values, blocks = images, False
-        if _on_x86(images):
+        if on_x86(images):
             blocks = not torch.is_autocast_enabled("cpu")
             values = images.to_mkldnn() if blocks else images.to(memory_format=torch.channels_last)
         for layer in self:
@@ -32,7 +32,8 @@ class Blocked(nn.Sequential):
         return values.to_dense() if blocks else values
 
 
-def _on_x86(images: Tensor) -> bool:
+def on_x86(images: Tensor) -> bool:
+    """Whether kernels of an x86 CPU will compute with these images."""
     if torch.compiler.is_compiling() or not ON_X86:  # also true while exporting
         return False
     return images.device.type == "cpu" and images.dtype == torch.float32 and len(images) > 0
