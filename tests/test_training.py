@@ -576,6 +576,29 @@ def test_training_on_from_the_e_steps_pass_is_training_anew(
         np.testing.assert_allclose(kept.clusters[k], expected.clusters[k], atol=1e-6)
 
 
+@pytest.mark.parametrize(("epochs", "batch_norm"), [(1, False), (2, False), (2, True)])
+def test_the_kept_logits_are_those_of_each_batch_before_its_step(client, epochs, batch_norm):
+    inputs, labels, _ = client
+    model = network(1, batch_norm)
+    local, plain = sgd(epochs, 8, 0.2), copy.deepcopy(model)
+
+    bank = bank_of([model])
+    ones, rng = np.ones((SAMPLES, 1)), np.random.default_rng(3)
+    deltas = train(bank, inputs, labels, ones, [0], local, rng, keep_logits=True)
+
+    order = np.random.default_rng(3).permutation(SAMPLES)
+    expected = torch.zeros(SAMPLES, CLASSES)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.2)
+    plain.train()
+    for batch in (order[:8], order[8:16], order[16:]):
+        logits = plain(inputs[batch])
+        expected[batch] = logits.detach()
+        optimizer.zero_grad()
+        functional.cross_entropy(logits, labels[batch]).backward()
+        optimizer.step()
+    torch.testing.assert_close(deltas.logits, expected, atol=1e-6, rtol=1e-5)
+
+
 def test_a_network_that_behaves_otherwise_in_training_is_passed_through_again(client):
     # Prepare
     inputs, _, _ = client

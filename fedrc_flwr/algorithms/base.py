@@ -108,17 +108,12 @@ class ClusteredAlgorithm(ServerHalf):
         clusters, phase = len(broadcast.models), broadcast.phase
         alone = clusters == 1 and not (phase.listens or phase.compares)
         client.alone = alone and self.trains_scored
-        if client.alone:
-            log_probs = inputs.new_zeros(len(labels), 1, client.classes)
-        elif self.trains_scored:
-            settings = self.local_settings(len(client.fit))
-            log_probs, client.first_pass = score(
-                client.bank, inputs, clusters, settings, client.rng
-            )
-        else:
-            log_probs = log_probabilities(client.bank, inputs, clusters)
-        losses = losses_of(log_probs, labels)
-        self._check_finite(finite([losses]), broadcast.round, "the losses before training")
+        # One model gets all samples, whatever its losses are: these are known after training.
+        losses = np.zeros((len(labels), 1))
+        if not client.alone:
+            log_probs = self._scored(client, inputs, clusters)
+            losses = losses_of(log_probs, labels)
+            self._check_finite(finite([losses]), broadcast.round, "the losses before training")
         responsibilities, state = self.expectation(Step(broadcast, state, client, losses))
         em.check_distribution(responsibilities, losses.shape, f"{self.name}.expectation")
         em.check_distribution(state.mixture_weights, (clusters,), f"{self.name}.expectation")
@@ -155,6 +150,14 @@ class ClusteredAlgorithm(ServerHalf):
         self._check_finite(reply.is_finite(), broadcast.round, "what would be sent")
         self._check_finite(state.is_finite(), broadcast.round, "what would be kept")
         return reply, state
+
+    def _scored(self, client: ClientRuntime, inputs: Tensor, clusters: int) -> Tensor:
+        """Log of every cluster's predicted probabilities on the fit part, (N, K, C)."""
+        if not self.trains_scored:
+            return log_probabilities(client.bank, inputs, clusters)
+        settings = self.local_settings(len(client.fit))
+        scored, client.first_pass = score(client.bank, inputs, clusters, settings, client.rng)
+        return scored
 
     def _check_finite(self, is_finite: bool, round_number: int, what: str) -> None:
         if not is_finite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,17 +12,19 @@ from settings_of import configured
 
 from fedrc_flwr.em import AdamMoments
 from fedrc_flwr.engine.client import DiskStates, MemoryStates, Participant, States, state_folder
-from fedrc_flwr.engine.in_process import in_memory, participants
+from fedrc_flwr.engine.in_process import UnchangedStates, in_memory, participants
 from fedrc_flwr.state import ClientState
 
 
 def made(kind: str, folder: Path, keep: int = 4) -> States:
     if kind == "memory":
         return MemoryStates(keep)
+    if kind == "unchanged":
+        return UnchangedStates(folder / "states", keep)
     return DiskStates(folder / "states", keep, durable=kind == "durable")
 
 
-KINDS = ("memory", "disk", "durable")
+KINDS = ("memory", "disk", "durable", "unchanged")
 
 
 @pytest.fixture(params=KINDS)
@@ -117,6 +120,31 @@ def test_releases_never_go_down_whatever_is_repeated(tmp_path: Path, kind: str) 
 
     # Assert: one release each time, of the label counts
     assert counted == [(n, n) for n in range(1, 8)]
+
+
+def test_a_state_that_stays_the_same_is_written_once(tmp_path: Path) -> None:
+    # Prepare: rounds 1 to 3 alike, another state in 4, alike in 5; then back to round 3
+    states, same = UnchangedStates(tmp_path, keep=4), client_state(1)
+    for number in (1, 2, 3):
+        states.save(replace(same, round=number))
+    states.save(client_state(4))
+    states.save(replace(client_state(4), round=5))
+
+    # Execute, assert: two files, and whoever reads them finds every round's state
+    assert len(list(tmp_path.iterdir())) == 2
+    for reader in (states, UnchangedStates(tmp_path, keep=4), DiskStates(tmp_path)):
+        for before, number in ((2, 1), (3, 1), (4, 1), (5, 4), (6, 4)):
+            found = reader.load(before)
+            assert found is not None
+            np.testing.assert_array_equal(
+                found.mixture_weights, client_state(number).mixture_weights
+            )
+        assert reader.load(1) is None
+
+    states.save(replace(same, round=3))
+    found = UnchangedStates(tmp_path, keep=4).load(before_round=9)
+    assert found is not None
+    np.testing.assert_array_equal(found.mixture_weights, same.mixture_weights)
 
 
 NAMES = [
