@@ -38,7 +38,9 @@ class FlatModule:
         self.loaded: Vector = self.vector.cpu().numpy().copy()
         self.parameters = [parameter for _, parameter in parameters]
         self.parameter_count = count_parameters(module)
-        for parameter, view in zip(self.parameters, self.views(self.vector), strict=True):
+        #: The parameters' parts of the vector, without their gradients.
+        self.values = self.views(self.vector)
+        for parameter, view in zip(self.parameters, self.values, strict=True):
             parameter.data = view
         rest = torch.split(self.vector[self.parameter_count :], [b.numel() for _, b in buffers])
         for (name, buffer), view in zip(buffers, rest, strict=True):

@@ -24,8 +24,8 @@ from fedrc_flwr.settings import key
 from fedrc_flwr.words import counted
 
 V = TypeVar("V", float, Tensor)
-#: What SGD remembers of each parameter; nothing before the first step.
-Velocity = list[Tensor | None]
+#: What SGD remembers of each parameter; empty before the first step.
+Velocity = list[Tensor]
 #: Batches of an epoch, and samples of a round, from which batch size and epochs are chosen if they
 #: are 0.
 USUAL_BATCHES, USUAL_SAMPLES = 6, 200
@@ -261,22 +261,20 @@ def decorrelation(features: Tensor) -> Tensor:
 @torch.no_grad()
 def sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: LocalSettings) -> None:
     """One step of SGD; the gradient's memory is reused for the velocity."""
-    start = module.start() if settings.prox_mu > 0 else []
     if settings.clip > 0:
         shorten([p.grad for p in module.parameters if p.grad is not None], settings.clip)
-    for number, parameter in enumerate(module.parameters):
-        values, gradient, before = parameter.data, parameter.grad, velocity[number]
-        if gradient is None:
-            # No sample of this batch belongs to the cluster: only momentum moves it.
-            gradient = torch.zeros_like(values)
-        if settings.weight_decay > 0:
-            gradient.add_(values, alpha=settings.weight_decay * part)
-        if settings.prox_mu > 0:
-            gradient.add_(values - start[number], alpha=settings.prox_mu * part)
-        if before is not None:
-            gradient.add_(before, alpha=settings.momentum)
-        values.sub_(gradient, alpha=settings.learning_rate)
-        velocity[number] = gradient if settings.momentum > 0 else None
+    values = module.values
+    # No gradient: no sample of this batch belongs to the cluster, and only momentum moves it.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters]
+    if settings.weight_decay > 0:
+        torch._foreach_add_(gradients, values, alpha=settings.weight_decay * part)
+    if settings.prox_mu > 0:
+        pull = torch._foreach_sub(values, module.start())
+        torch._foreach_add_(gradients, pull, alpha=settings.prox_mu * part)
+    if velocity:
+        torch._foreach_add_(gradients, velocity, alpha=settings.momentum)
+    torch._foreach_sub_(values, gradients, alpha=settings.learning_rate)
+    velocity[:] = gradients if settings.momentum > 0 else []
 
 
 def shorten(gradients: list[Tensor], most: float) -> None:

@@ -174,7 +174,7 @@ def train(
         # without a share in a cluster must not affect it.
         parts = [float(responsibilities[:, k].mean()) for k in group]
         parts += [] if bank.body is None else [1.0]
-        velocities: list[Velocity] = [[None] * len(module.parameters) for module in trained]
+        velocities: list[Velocity] = [[] for _ in trained]
         for number, batch in enumerate(batches):
             if bank.batch_norm:
                 bank.batch_statistics(len(batch) > 1)
