@@ -69,8 +69,7 @@ class ModelBank:
     def train_mode(self, on: bool) -> None:
         """Switch dropout and normalisation between training and evaluation."""
         for unit in [*self.units, *([] if self.body is None else [self.body])]:
-            if unit.module.training != on:
-                unit.module.train(on)
+            unit.module.train(on)
 
     def batch_statistics(self, on: bool) -> None:
         """Whether BatchNorm uses the batch's own mean and variance, or the running ones."""

@@ -264,6 +264,8 @@ def sgd_step(module: FlatModule, velocity: Velocity, part: float, settings: Loca
     if settings.clip > 0:
         shorten([p.grad for p in module.parameters if p.grad is not None], settings.clip)
     values = module.values
+    if not values:
+        return
     # No gradient: no sample of this batch belongs to the cluster, and only momentum moves it.
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters]
     if settings.weight_decay > 0:

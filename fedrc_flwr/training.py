@@ -187,7 +187,7 @@ def train(
                 logits = _backward_together(
                     bank, inputs.index_select(0, rows), labels[rows], own, group, settings, outputs
                 )
-                if keep_logits:
+                if keep_logits and number * settings.epochs < len(batches):  # the first epoch
                     seen.append(logits[0].detach())
             else:
                 mask = kept[batch, group[0]]
@@ -199,13 +199,13 @@ def train(
         if bank.body is not None:
             body = changed.pop()
         clusters |= zip(group, changed, strict=True)
-    return Deltas(clusters, body, _in_order(seen, batches, len(labels)) if keep_logits else None)
+    return Deltas(clusters, body, _in_order(seen, batches) if keep_logits else None)
 
 
-def _in_order(logits: list[Tensor], batches: list[NDArray[np.int64]], samples: int) -> Tensor:
-    """The logits of the first epoch's batches, as the samples are ordered."""
-    order = torch.from_numpy(np.concatenate(batches)[:samples]).to(logits[0].device)
-    first = torch.cat(logits)[:samples].float()
+def _in_order(logits: list[Tensor], batches: list[NDArray[np.int64]]) -> Tensor:
+    """The logits of an epoch's batches, as the samples are ordered."""
+    order = torch.from_numpy(np.concatenate(batches[: len(logits)])).to(logits[0].device)
+    first = torch.cat(logits).float()
     return torch.empty_like(first).index_copy_(0, order, first)
 
 

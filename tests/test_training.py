@@ -381,6 +381,20 @@ def test_a_shared_bodys_gradient_is_the_sum_over_the_clusters(client):
     np.testing.assert_allclose(deltas.body, -0.2 * total.numpy(), atol=1e-6)
 
 
+def test_a_shared_body_without_parameters_needs_no_step(client):
+    inputs, labels, gammas = client
+    model = SplitModel(nn.Flatten(), nn.Linear(4, CLASSES))
+    bank = bank_of([copy.deepcopy(model) for _ in range(3)], shared_body=True)
+
+    deltas = train(
+        bank, inputs, labels, gammas, [0, 1, 2], sgd(1, 8, 0.1, 0.9), np.random.default_rng(1)
+    )
+
+    assert deltas.body is not None
+    assert len(deltas.body) == 0
+    assert all(np.any(delta) for delta in deltas.clusters.values())
+
+
 def test_training_with_a_shared_body_is_the_same_as_torchs_sgd_on_the_summed_objective(client):
     # Prepare
     inputs, labels, responsibilities = client

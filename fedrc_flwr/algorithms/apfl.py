@@ -43,7 +43,6 @@ class APFL(FedAvg):
     Settings = APFLSettings
     settings: APFLSettings
     is_personal = True
-    trains_scored = False
 
     def maximisation(
         self, step: Step, responsibilities: Floats

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from fedrc_flwr import adaptive, em, privacy
+from fedrc_flwr import adaptive, bounds, em, privacy
 from fedrc_flwr.aggregation import BODY
 from fedrc_flwr.algorithms.messages import Broadcast, Reply
 from fedrc_flwr.algorithms.server import ServerHalf
@@ -43,7 +43,7 @@ class ClusteredAlgorithm(ServerHalf):
     A subclass in a module of this package is found by its ``name``, with its ``Settings``.
     """
 
-    #: Whether ``maximisation`` trains the networks that the E-step scored, from where they are.
+    #: Whether local training starts from the networks that the E-step scored.
     trains_scored: ClassVar[bool] = False
 
     # --- the part in which algorithms differ -----------------------------------------------------
@@ -106,8 +106,9 @@ class ClusteredAlgorithm(ServerHalf):
         else:
             client.bank.load(broadcast.models, broadcast.body)
         clusters, phase = len(broadcast.models), broadcast.phase
-        alone = clusters == 1 and not (phase.listens or phase.compares)
-        client.alone = alone and self.trains_scored
+        # Only the method below keeps the logits; a subclass may have its own.
+        shared = type(self).maximisation is ClusteredAlgorithm.maximisation
+        client.alone = clusters == 1 and shared and not (phase.listens or phase.compares)
         # One model gets all samples, whatever its losses are: these are known after training.
         losses = np.zeros((len(labels), 1))
         if not client.alone:
@@ -125,7 +126,8 @@ class ClusteredAlgorithm(ServerHalf):
         if client.logits is not None:
             log_probs = functional.log_softmax(client.logits, dim=1)[:, None]
             losses = losses_of(log_probs, labels)
-            self._check_finite(finite([losses]), broadcast.round, "the losses while training")
+            bounded = np.where(losses.mean() <= bounds.MOST_LOSS, losses, np.inf)
+            self._check_finite(finite([bounded]), broadcast.round, "the loss while training")
         step = replace(step, state=state)
         counts, table, state = self._statistics(responsibilities, step)
         weights = state.mixture_weights

@@ -20,7 +20,6 @@ class FedAvg(ClusteredAlgorithm):
     name = "fedavg"
     title = "FedAvg"
     Settings: ClassVar[type[AlgorithmSettings]] = AlgorithmSettings
-    trains_scored = True
 
     def expectation(self, step: Step) -> tuple[Floats, ClientState]:
         """All samples to the one model."""

@@ -40,7 +40,6 @@ class LocalOnly(FedAvg):
     Settings = LocalOnlySettings
     settings: LocalOnlySettings
     is_personal = True
-    trains_scored = False
 
     @classmethod
     def server_settings(cls, configured: ServerSettings) -> ServerSettings:

@@ -39,7 +39,6 @@ class PFedMe(FedAvg):
     Settings = PFedMeSettings
     settings: PFedMeSettings
     is_personal = True
-    trains_scored = False
 
     def local_settings(self, samples: int) -> LocalSettings:
         """The inner problem has its own proximal term instead of FedProx's."""

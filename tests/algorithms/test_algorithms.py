@@ -899,6 +899,48 @@ def test_models_that_learn_together_are_not_merged_before_they_part(settle_loss,
     assert len(federated.state.clusters) == left
 
 
+# --- a client with one model ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrc", "ifca", "fedem"])
+def test_a_client_with_one_model_makes_no_pass_of_its_own_before_it_trains(algorithm, monkeypatch):
+    # Prepare: one batch, so that the loss while training is that before it
+    start = {} if algorithm == "fedavg" else {"clusters": 1, "start": "paper"}
+    federated = federation(algorithm=algorithm, batch_size=32, epochs=1, **start)
+    broadcast = federated.algorithm.broadcast(federated.state, 1, 10)
+    client = federated.clients[0]
+    runtime = federated.runtime(client, 1)
+    runtime.bank.load(broadcast.models, None)
+    inputs, labels = runtime.tensors(client.fit)
+    with torch.no_grad():
+        logits = runtime.bank.units[0].module(inputs)
+
+    # Execute
+    monkeypatch.setattr("fedrc_flwr.algorithms.base.log_probabilities", None)
+    monkeypatch.setattr("fedrc_flwr.algorithms.base.score", None)
+    reply, _ = train_once(federated)
+
+    # Assert
+    assert reply.metrics["loss"] == pytest.approx(float(functional.cross_entropy(logits, labels)))
+    right = (logits.argmax(1) == labels).double().mean()
+    assert reply.metrics["accuracy"] == pytest.approx(float(right))
+    assert np.any(reply.deltas[0])
+
+
+def test_an_algorithm_with_a_training_of_its_own_gets_the_losses_before_it(monkeypatch):
+    class Own(type(federation(algorithm="fedavg").algorithm)):
+        def maximisation(self, step, responsibilities):
+            assert np.all(step.losses > 0)
+            return super().maximisation(step, responsibilities)
+
+    federated = federation(algorithm="fedavg")
+    monkeypatch.setattr(federated.algorithm, "__class__", Own)
+
+    reply, _ = train_once(federated)
+
+    assert reply.metrics["loss"] > 0
+
+
 # --- noise on the statistics ---------------------------------------------------------------------
 
 

@@ -171,9 +171,10 @@ def test_a_node_stopped_in_mid_training_signs_off_and_its_successor_is_let_in_at
     node = federation.nodes["client-1"]
     wait_until(lambda: federation.online() == 4, "everybody, after what came before")
     # Rounds enough for the successor to take part in the last of them, and long enough to be
-    # stopped in the middle of one.
-    run = federation.run("node-stopped", *flags(rounds=14, epochs=250, min_clients=2))
+    # stopped in the middle of one. They begin with everybody: enrolling is work, too.
+    run = federation.run("node-stopped", *flags(rounds=14, epochs=250, min_clients=3))
     federation.wait_for_round("node-stopped", 1)
+    wait_until(lambda: not federation.at_work("client-1"), "client-1 between two rounds")
     wait_until(lambda: federation.at_work("client-1"), "client-1 at work")
     said = len(node.log())
 
