@@ -25,7 +25,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return calls
 
 
-def test_memory_is_held_also_by_an_older_c_library(asked: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("library", "megabytes"),
+    [(("glibc", "2.35"), 64), (("glibc", "3.0"), 64), (("glibc", "2.31"), 32), (("", ""), 32)],
+)
+def test_the_largest_block_is_one_that_the_c_library_accepts(
+    library: tuple[str, str], megabytes: int
+) -> None:
+    assert machine.largest_block(library) == megabytes * 2**20
+
+
+def test_memory_is_held(asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LARGEST_BLOCK", 32 * 2**20)
+
     machine.hold_memory()
 
     assert asked == [(-3, 32 * 2**20), (-1, 256 * 2**20)]
