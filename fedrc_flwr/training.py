@@ -187,7 +187,7 @@ def train(
                 logits = _backward_together(
                     bank, inputs.index_select(0, rows), labels[rows], own, group, settings, outputs
                 )
-                if keep_logits and number * settings.epochs < len(batches):  # the first epoch
+                if keep_logits and sum(map(len, seen)) < len(labels):  # the first epoch
                     seen.append(logits[0].detach())
             else:
                 mask = kept[batch, group[0]]

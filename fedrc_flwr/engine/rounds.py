@@ -275,8 +275,7 @@ class Rounds:
         ``asked`` is how many of the sampled clients were asked, if some are busy.
         """
         result, answered = self.algorithm.begin_round(self.state), []
-        most = self._most_samples()
-        directions = self.algorithm.directions(self.state, self.secret)
+        directions, most = self.algorithm.directions(self.state, self.secret), self._most_samples()
         ages: dict[str, int] = {}
         for name, reply in replies:
             answered.append(name)
@@ -330,10 +329,7 @@ class Rounds:
     def _receive(
         self, result: RoundResult, directions: Directions, name: str, reply: Reply, most: int
     ) -> None:
-        """Fold one reply into the round, unless no honest client could have sent it.
-
-        ``most`` is what a client counts as at most.
-        """
+        """Fold a reply of ``most`` samples at the most into the round, if it can be honest."""
         samples = self._enrolled.get(name, self.state.clients[name].samples)
         reason = bounds.problem(reply, samples)
         if reason is not None:
